@@ -229,13 +229,11 @@ class Benchmark(Strict):
             EncoreError: a number of ranks that share a sample is below 1.
         """
         training = next((len(role.ranks(config, size)) for role in self.roles.values() if role.trains), size)
-        shared = math.prod(int(config.get(name, 1)) for name in self.sample_ranks)
-        if shared < 1:
-            raise EncoreError(
-                ", ".join(f"{name}={config.get(name, 1)}" for name in self.sample_ranks), expected="numbers from 1 on"
-            )
+        sizes = {name: int(config.get(name, 1)) for name in self.sample_ranks}
+        if any(size < 1 for size in sizes.values()):
+            raise EncoreError(", ".join(f"{name}={size}" for name, size in sizes.items()), expected="at least 1 each")
         # Preflight reports ranks that groups cannot divide; a bench measures one rank of a group
-        return max(1, training // shared)
+        return max(1, training // math.prod(sizes.values()))
 
     def named(self, logged: Mapping[str, float]) -> dict[str, float]:
         """Map an evaluation's logged values to the names of the qualities."""

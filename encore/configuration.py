@@ -221,8 +221,8 @@ def scaled(
 ) -> dict[str, Value]:
     """Return batch and learning rate for a number of data-parallel ranks that differs from the system file.
 
-    The per-rank batch stays, and the learning rate follows the global batch: linearly for SGD (Goyal et al. 2017,
-    arXiv 1706.02677, section 2.1), with the square root for LARS, which is between linear scaling and the
+    The batch of a data-parallel rank stays, and the learning rate follows the global batch: linearly for SGD (Goyal et
+    al. 2017, arXiv 1706.02677, section 2.1), with the square root for LARS, which is between linear scaling and the
     submissions (20 times the batch of DGX-1 at 2.9 times the rate in v0.7), and for Adam, similar to the submissions
     (8 times the batch at 2.5 times the rate, GNMT in v0.7). With ``keeps_batch`` the ranks divide the global batch
     instead. ``rates`` are the keys in units of the learning rate.
@@ -305,7 +305,8 @@ def resolve(
     of_system = {name: value.value for name, value in values.items()}
     submitted = choice.benchmark.data_parallel_ranks(of_system, system.nodes * system.gpus_per_node)
     training = choice.benchmark.data_parallel_ranks(plain, nodes * ranks_per_node)
-    keeps_batch = system.keep_global_batch or nodes * ranks_per_node == system.nodes * system.gpus_per_node
+    other_split = bool(choice.benchmark.sample_ranks) and nodes * ranks_per_node == system.nodes * system.gpus_per_node
+    keeps_batch = system.keep_global_batch or other_split
     overrides = scaled(system, submitted, training, choice.benchmark.rates, keeps_batch)
     if manifest and hasattr(config, "data_settings"):
         determined = config.data_settings(manifest).items()

@@ -48,12 +48,15 @@ def find_subject(text: str, results: Path) -> Subject:
             return Subject(resuming[0].array if resuming else _last_job(folder), folder)
     match = JOB.fullmatch(text)
     if match is None:
-        run_names = [folder.path.name for folder in status.run_folders(results)]
+        folders = status.run_folders(results)
+        run_names = [folder.path.name for folder in folders]
         if not run_names:
             raise EncoreError(f"no run {text!r}: no runs found in {results}", hint="--results DIR")
-        starts = [name for name in run_names if name.startswith(text)]
-        if len(starts) == 1 and len(text) >= len("20261120T101500Z"):  # as `encore status` shortens names
-            return find_subject(starts[0], results)
+        # `encore status` shortens names, but not the time
+        starts = [folder.path for folder in folders if folder.path.name.startswith(text)]
+        has_time = len(text) >= len("20261120T101500Z")
+        if has_time and len(starts) == 1 and (starts[0] / "run.json").is_file():
+            return find_subject(str(starts[0]), results)
         raise names.unknown("run", text, run_names)
     jobs = queue.find_jobs(match["name"]) if queue.is_available() else []
     # Only Slurm knows an array task's job number.

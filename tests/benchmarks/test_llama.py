@@ -153,6 +153,7 @@ def test_cut_equals_numpys_at_once(
     lengths = np.frombuffer(b"xx" + counts.tobytes(), "<i4", 200, 2)
     numpys = order.shuffled(lengths, 8, samples, 3)
     monkeypatch.setattr(module, limit, value)
+    assert compiled.library() is not None
     ours = order.shuffled(lengths, 8, samples, 3)
     assert all((getattr(ours, name) == getattr(numpys, name)).all() for name in order.FILES)
 

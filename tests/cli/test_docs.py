@@ -319,8 +319,15 @@ def test_golden_files_belong_to_commands_of_the_pages() -> None:
     assert (set(GOLDEN) - set(COMMANDS), set(GOLDEN.values())) == (set(), files)
 
 
+SCRIPTS = [text for source, _, text in BLOCKS if "scripting.md" in source and "import " in text]
+
+
+def test_scripting_page_has_programs() -> None:
+    assert SCRIPTS
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("text", [text for source, _, text in BLOCKS if "scripting.md" in source and "import " in text])
+@pytest.mark.parametrize("text", SCRIPTS)
 def test_python_programs_of_the_scripting_page_run(text: str, placeholders: dict[str, Path]) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     program = text.replace('"RUN"', repr(str(placeholders["RUN"])))

@@ -90,8 +90,8 @@ def test_layers_of_a_language_model_count_by_their_flops() -> None:
     with pytest.raises(EncoreError, match="the speed of gnmt is in tokens/s"):
         submitted("gnmt", "dgxa100").read_bench(part, [small])
     assert llama.settings_for([small], ["compile=true"]) == ("compile=true", "batch_size=1")
-    # A GPU's share of four samples on four GPUs
-    assert submitted("llama2-70b-lora", "eos").settings_for([small], []) == ("batch_size=1",)
+    # The bench divides the samples that four ranks share
+    assert submitted("llama2-70b-lora", "eos").settings_for([small], []) == ("batch_size=4",)
     assert resnet.settings_for([small], ["batch_size=64"]) == ("batch_size=64",)
     with pytest.raises(EncoreError, match="less memory than NVIDIA H200-SXM5-141GB: a batch of 400 may not fit"):
         resnet.settings_for([small], [])

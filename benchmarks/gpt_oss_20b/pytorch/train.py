@@ -60,7 +60,7 @@ def build(config: Config, vocabulary: int, ranks: Ranks, saved: Mapping[str, Any
 def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
     """Forward and backward on all micro-batches, and one update.
 
-    Returns the mean loss of this rank's labels, on the device. Its mean over the ranks is the loss of the step.
+    Returns the mean of the micro-batches' mean losses, on the device. Its mean over the ranks is the loss of the step.
     """
     total = torch.zeros((), device=training.ranks.context)
     for part in batch:

@@ -363,9 +363,7 @@ class SubmittedSystem:
         """Return the settings that give one GPU its batch; EncoreError if the GPU is too small."""
         if any(setting.startswith("batch_size=") for setting in settings):
             return tuple(settings)
-        # Ranks that share samples may have less than one each
-        batch = max(1, self.configuration.global_batch // self.configuration.ranks)
-        accelerator = self.configuration.system.accelerator
+        batch, accelerator = self.configuration.get("batch_size"), self.configuration.system.accelerator
         is_cut = {"layers", "tensor_parallelism"} <= self.configuration.values.keys()
         if not is_cut and gpus and memory_gib(accelerator) > ROUNDING * gpus[0].memory_gib:
             raise EncoreError(

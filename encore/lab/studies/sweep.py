@@ -125,7 +125,8 @@ def point_request(sweep: Sweep, point: GridPoint, results: Path) -> Request:
     system = planning.choose_system(choice, max(sweep.gpus), node.this_node(), common.system, common.round)
     precision = [f"precision={point.precision}"] if point.precision else []
     precision += [f"batch_size={point.batch}"] if point.batch else []
-    known = {**system.config, **dict(setting.partition("=")[::2] for setting in common.settings)}
+    types = configuration.field_types(choice.folder)
+    known = {**system.config, **dict(configuration.parse_setting(setting, types) for setting in common.settings)}
     ranks_of = choice.benchmark.data_parallel_ranks
     ranks = ranks_of(system.config, system.nodes * system.gpus_per_node), ranks_of(known, point.gpus)
     batch = batch_settings(system, point, sweep.mode, sweep.global_batch, choice.benchmark.rates, ranks)
@@ -212,7 +213,8 @@ def batch_settings(
         rates_set = {name: system.config[name] for name in rates if name in system.config}
         return (f"batch_size={batch}", *_as_settings(rates_set))
     strong = mode == "strong"
-    if strong == system.keep_global_batch:
+    other_split = own_ranks != submitted and point.gpus == system.nodes * system.gpus_per_node
+    if strong == system.keep_global_batch and (strong or not other_split):
         return ()
     scaled = configuration.scaled(system, submitted, own_ranks, rates, keeps_batch=strong)
     names = [name for name in ("batch_size", *rates) if name in system.config]

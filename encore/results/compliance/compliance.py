@@ -37,7 +37,7 @@ _MAX_EVENTS = 500_000
 # Findings about missed or different quality targets and shorter samples
 _SMALLER = frozenset(
     {official.TARGET_NOT_MET, official.SEQUENCE_LENGTH, "target_missed", "v05_target_missed", "v05_eval_target",
-     "cache_not_cleared"}
+     "cache_not_cleared", "v05_cache_not_cleared"}
 )  # fmt: skip
 
 
@@ -228,16 +228,16 @@ def _damaged_event(line: int, text: str) -> Finding:
 
 
 def _missing_times(events: list[Event]) -> list[Finding]:
-    timeless = [event for event in events if event.time_s is None]
-    if not timeless:
+    without_time = [event for event in events if event.time_s is None]
+    if not without_time:
         return []
     return [
         Finding(
-            line=timeless[0].line,
+            line=without_time[0].line,
             code="no_time",
             rule="the log format of the round",
             expected="time_ms, the milliseconds since 1970, in every event",
-            found=f"{count_of(len(timeless), 'event')} without a time, first {timeless[0].key}",
+            found=f"{count_of(len(without_time), 'event')} without a time, first {without_time[0].key}",
             hint="write the events with mlperf_logging.mllog",
             kind="reading",
         )
