@@ -350,3 +350,13 @@ def test_kernel_is_one_operator_in_a_compiled_graph(monkeypatch):
         output = product(hidden, weight)
         results.append([output, *torch.autograd.grad(output.sum(), [hidden, weight])])
     assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("channels", [16, 64, 2048])
+def test_norms_launch_enough_programs_for_few_channels(channels, monkeypatch):
+    launched = []
+    monkeypatch.setattr(norm_kernels, "_launch", lambda kernel, shares, *tensors, **constants: launched.append(shares))
+    # Pixels of a batch of 400 in the first and in the last stage; 132 SMs of an H100 with two programs each
+    pixels = 400 * (56 * 56 if channels < 2048 else 7 * 7)
+    norm_kernels._channel_sums(norm_kernels.norm_statistics, torch.empty(pixels, channels, device="meta"))
+    assert 264 <= launched[0] * -(-channels // norm_kernels.CHANNELS) <= norm_kernels.SUMMING

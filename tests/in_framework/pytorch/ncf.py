@@ -262,11 +262,14 @@ def test_the_data_set_is_loaded_into_the_tensors_of_generated_pairs(tmp_path):
     assert int(generated.train_users.max()) < USERS and int(generated.train_items.max()) < ITEMS
     sampler = data.Sampler(generated, 60, 4, CPU)
     sampler.draw_epoch(5)
+    tensors = [value for value in vars(sampler).values() if torch.is_tensor(value)]
     for name in ("train_users", "train_items", "test_items", "negatives"):
         file = name.replace("negatives", "test_negatives")
         np.save(f"{tmp_path}/{file}.npy", np.asarray(getattr(data_set, name)))
     loaded = data.load(tmp_path, generated)
     sampler.index()
     assert all(ours is theirs for ours, theirs in zip(loaded[2:5], generated[2:5]))
+    # A captured graph reads these tensors
+    assert sum(any(value is now for now in vars(sampler).values()) for value in tensors) >= 3
     expected = samples_of_epoch(data.Sampler(data_set, 60, 4, CPU), 1)
     assert torch.equal(samples_of_epoch(sampler, 1), expected)
