@@ -305,8 +305,10 @@ def resolve(
     of_system = {name: value.value for name, value in values.items()}
     submitted = choice.benchmark.data_parallel_ranks(of_system, system.nodes * system.gpus_per_node)
     training = choice.benchmark.data_parallel_ranks(plain, nodes * ranks_per_node)
-    other_split = bool(choice.benchmark.sample_ranks) and nodes * ranks_per_node == system.nodes * system.gpus_per_node
-    keeps_batch = system.keep_global_batch or other_split
+    has_other_split = (
+        bool(choice.benchmark.sample_ranks) and nodes * ranks_per_node == system.nodes * system.gpus_per_node
+    )
+    keeps_batch = system.keep_global_batch or has_other_split
     overrides = scaled(system, submitted, training, choice.benchmark.rates, keeps_batch)
     if manifest and hasattr(config, "data_settings"):
         determined = config.data_settings(manifest).items()

@@ -20,8 +20,8 @@ class Derived:
     @property
     def micro_batch_size(self: Any) -> int:
         # Samples per micro-batch: a divisor of the samples per step.
-        samples = self.batch_size
-        return next(size for size in range(min(self.micro_batch, samples), 0, -1) if samples % size == 0)
+        most = min(self.micro_batch, self.batch_size)
+        return next(size for size in range(most, 0, -1) if self.batch_size % size == 0)
 
     @property
     def accumulation(self: Any) -> int:

@@ -128,7 +128,9 @@ def describe(row: Row) -> str:
 def follow(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[JOB|RUN]", help="Slurm job or run folder; default: the newest run."),
+        typer.Argument(
+            metavar="[JOB|RUN]", help="Slurm job, run folder or the start of its name; default: the newest run."
+        ),
     ] = None,
     results: options.Results = None,
 ) -> None:

@@ -36,7 +36,7 @@ REDACTED = "(redacted)"
 ASSIGNMENT = re.compile(r"(--[a-z-]+=)?(?P<name>[A-Za-z_]\w*)=")  # ``NAME=`` or ``--env=NAME=``, before the value
 SECRET = re.compile(
     r"token(?!iz)|key|secret|passw|passphrase|pgpass|credential|auth(?!or(?!iz))|webhook|bearer|cookie|session|signature"
-    r"|connection_?str|(^|_)(pass|pw|pat|pin|dsn|jwt|sas|creds?)(_|$)|pass$|_pwd(_|$)|^pwd_|(db|sql|user|root|smtp|ldap)(pass|pwd)$"
+    r"|connection_?str|(^|_)(pass|pw|pat|pin|dsn|jwt|sas|creds?)(_|$)|pass$|_pwd(_|$)|^pwd_|(db|sql|user|root|smtp|ldap)pwd$"
     r"|^aws_|(^|_)(https?|all|ftp)_proxy$|(^|_)(database|db|redis|mongo(db)?|amqp|broker)_ur[il]$",
     re.IGNORECASE,
 )

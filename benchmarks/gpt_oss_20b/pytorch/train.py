@@ -89,9 +89,9 @@ def evaluate(training: Training, data: DataSet, samples: Order, run: Run) -> Opt
     sums = torch.zeros(3, dtype=torch.float64, device=run.ranks.context)
     for part in run.interruptible(evaluation_input(training.config, data.test, samples, run.ranks)):
         sums[0] += evaluation_loss(training, part)
-        counted = part.labels != IGNORE_INDEX
-        sums[1] += counted.sum()
-        sums[2] += counted.any(dim=1).sum()  # not the samples that only fill a batch
+        is_label = part.labels != IGNORE_INDEX
+        sums[1] += is_label.sum()
+        sums[2] += is_label.any(dim=1).sum()  # not the samples that only fill a batch
     if run.interrupted:
         return None
     loss, labels = run.total(sums, len(samples))

@@ -94,9 +94,9 @@ def log_perplexity(config: Any, data: DataSet, logits: Callable[[np.ndarray], np
         tokens = np.stack([samples.tokens(data.test, number) for number in numbers])
         outputs = torch.from_numpy(logits(np.ascontiguousarray(tokens[:, :-1])))
         log_probs = outputs.double().log_softmax(-1)
-        counted = torch.from_numpy(tokens[:, :-1] != data.test.end_token)
-        loss -= float(log_probs.gather(-1, torch.from_numpy(tokens[:, 1:, None]))[..., 0][counted].sum())
-        count += int(counted.sum())
+        is_label = torch.from_numpy(tokens[:, :-1] != data.test.end_token)
+        loss -= float(log_probs.gather(-1, torch.from_numpy(tokens[:, 1:, None]))[..., 0][is_label].sum())
+        count += int(is_label.sum())
     return {"log_perplexity": loss / count}
 
 

@@ -76,10 +76,7 @@ def load_runs(arguments: Sequence[str], links: Mapping[str, str] = {}) -> list[S
             measured, host = measurement_of(run), run.settings.get("node.hostname")
             server = name or (f"{host}, {measured.system}" if host else measured.system)
             # Logs of the first rounds lack the batch: use the global batch of the run configuration.
-            batch_size, ranks = (
-                run.settings.get("configuration.batch_size"),
-                run.ranks,
-            )  # too large if ranks share samples
+            batch_size, ranks = run.settings.get("configuration.batch_size"), run.ranks
             batch = measured.batch or (float(batch_size) * ranks if isinstance(batch_size, int) and ranks else None)
             measured = replace(measured, label=server, system=server, batch=batch)
             kind = links.get(server) or links.get(str(host)) or _link_kind(run)

@@ -201,22 +201,22 @@ def batch_settings(
     other GPU counts in weak scaling. Empty if the rule of the system already has this result. ``ranks``: data-parallel
     ranks of the system and of the point, by default their GPUs.
     """
-    submitted, own_ranks = ranks or (system.nodes * system.gpus_per_node, point.gpus)
+    submitted, point_ranks = ranks or (system.nodes * system.gpus_per_node, point.gpus)
     if global_batch is not None:
-        batch, rest = divmod(global_batch, own_ranks)
+        batch, rest = divmod(global_batch, point_ranks)
         if rest:
             raise EncoreError(
-                f"{own_ranks} ranks cannot share a global batch of {global_batch} evenly",
+                f"{point_ranks} ranks cannot share a global batch of {global_batch} evenly",
                 expected="a multiple of every number of ranks",
                 hint="another --global-batch",
             )
         rates_set = {name: system.config[name] for name in rates if name in system.config}
         return (f"batch_size={batch}", *_as_settings(rates_set))
     strong = mode == "strong"
-    other_split = own_ranks != submitted and point.gpus == system.nodes * system.gpus_per_node
-    if strong == system.keep_global_batch and (strong or not other_split):
+    has_other_split = point_ranks != submitted and point.gpus == system.nodes * system.gpus_per_node
+    if strong == system.keep_global_batch and (strong or not has_other_split):
         return ()
-    scaled = configuration.scaled(system, submitted, own_ranks, rates, keeps_batch=strong)
+    scaled = configuration.scaled(system, submitted, point_ranks, rates, keeps_batch=strong)
     names = [name for name in ("batch_size", *rates) if name in system.config]
     values: dict[str, Any] = {name: system.config[name] for name in names}
     values.update({name: value.value for name, value in scaled.items()})
