@@ -19,7 +19,6 @@ from encore.results.compare.run_set import digests
 from encore.results.logs.run_log import Phase, RunLog, Stated, read_run
 from tests.command_line import run_encore
 from tests.results.result_logs import START_MS, log_of, mll, mllog, resnet_v07, write_files, write_set
-from tools import planted_speeds
 
 HOUR = 3_600_000
 # Rules in test_scores.py
@@ -349,13 +348,11 @@ def test_rules_that_fire_often_or_were_never_measured_are_no_errors(rate: float 
     assert severities == {rule.name: rule.severity for rule in RULES}
 
 
-@pytest.mark.parametrize("width", [60, 120])
-def test_findings_are_wrapped_at_words(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_findings_are_wrapped_at_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     write_files(tmp_path, every(later(600, "run_start")))
-    lines = run_encore("audit", tmp_path, width=width, color=True).output.splitlines()
-    assert any("    expected: run_start before the first" in re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines)
-    assert max(len(line.encode("ascii", "ignore")) for line in lines if "    " in line) <= width + 20
+    lines = re.sub(r"\x1b\[[\d;]*m", "", run_encore("audit", tmp_path, width=60, color=True).output).splitlines()
+    assert max(len(line) for line in lines if line.startswith("    ")) <= 60
 
 
 # As AMD's gpt-oss-20b: each throughput is since the last one, with the evaluation. The second log is 10 % too short.
@@ -441,13 +438,3 @@ def test_speed_is_compared_with_peak_rate_and_public_sets(
 def test_peak_rate_is_that_of_the_declared_precision(precision: str | None, peak: float) -> None:
     declared = {"lowest_numerical_precision_in_linear": precision} if precision else {}
     assert peak_rate("NVIDIA H100-SXM5-80GB", RunLog(path=Path("x"), hyperparameters={**declared}))[0] == peak
-
-
-@pytest.mark.slow
-def test_tool_detects_planted_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    planted_speeds.main()
-    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
-    above, below = ({row[0]: float(row[column].rstrip("%")) for row in rows} for column in (2, 3))
-    assert max(above["no error"], below["no error"]) < 5
-    assert min(above["accelerators / 2"], above["speed or unit 2 times overstated"]) > 90
-    assert below["accelerators x 2"] > 70 and above["platform 4 to 8 times slower"] > 98

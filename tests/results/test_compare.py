@@ -29,11 +29,10 @@ from encore.results.compare.noise import (
 from encore.results.compare.run_set import RunSet, digests, load_run_set
 from encore.results.findings import Finding
 from encore.results.published.published import System
-from encore.results.published.tables import load_calibration
 from encore.results.statistics import Outcome, Sample, further_runs, interval, ratio_of, z_score
 from tests.command_line import output_of
 from tests.results.result_logs import a100_texts, log_of, mllog, timed_log, write_files, write_set
-from tools.calibrate_verdicts import POPULATIONS, Runs, simulated, tally, verdict_of
+from tools.calibrate_verdicts import Runs, verdict_of
 
 A100 = "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"
 MARGIN = 0.05
@@ -120,13 +119,6 @@ def test_extreme_times_have_a_finite_interval_or_none(ours: list[float], theirs:
         assert 0 <= low <= high < math.inf
 
 
-def test_samples_with_a_large_spread_and_with_none() -> None:
-    samples = ([1.0, 2.0, 400.0, 1.5, 3.0], [2.2] * 5, [2.0] * 5)
-    ratios = [ratio_of(Sample.of(sample, 1), Sample.of([2.0] * 5, 1)) for sample in samples]
-    assert [ratio.outcome(MARGIN) for ratio in ratios] == [Outcome.UNDECIDED, Outcome.ABOVE, Outcome.WITHIN]
-    assert (ratios[2].interval(), ratios[2].confidence(MARGIN)) == ((1.0, 1.0), 1.0)
-
-
 # --- verdicts ---------------------------------------------------------------------------------------------
 
 FORTY_EPOCHS = [(40.0 + 0.01 * number, 40.0) for number in range(5)]
@@ -169,14 +161,6 @@ def test_verdicts_are_symmetric_and_independent_of_the_unit_of_time(
     score = make_factor("time", "min", *(Sample.of([minutes for minutes, _ in runs]) for runs in (ours, theirs)))
     narrow, wide = (decide(score, None, None, margin, single=False)[0] for margin in sorted(margins))
     assert narrow is wide or (narrow is not Verdict.REPRODUCED and wide not in MIRROR)
-
-
-def test_calibration_table_follows_from_its_seed() -> None:
-    name = "time per epoch, spread 1 %"
-    line = next(line for line in load_calibration() if line["population"] == name and line["apart"] == "0.05")
-    sizes = int(line["ours"]), int(line["theirs"])
-    counts = tally(simulated(name, sizes, int(line["trials"]), (POPULATIONS[name], POPULATIONS[name])), 0.05)
-    assert {column: str(counts[column]) for column in ("trials", "reproduced", "different")}.items() <= line.items()
 
 
 # --- comparisons ------------------------------------------------------------------------------------------

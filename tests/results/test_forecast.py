@@ -3,27 +3,21 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
-import numpy as np
 import pytest
 
 from encore.results.compare.compare import Verdict, compare, format_certainty
 from encore.results.compare.forecast import (
     Forecast,
-    Lengths,
     Pace,
     forecast,
     forecast_runs,
-    known_lengths,
     pace_of,
-    weighted_quantiles,
 )
 from encore.results.compare.run_set import load_run_set
 from encore.results.logs.run_log import RunLog, read_run
 from encore.results.logs.timing import Mark, length_of, marks_of
 from tests.results.result_logs import START_MS, a100_texts, flux1_v61, log_of, mllog, resnet_v07, write_files, write_set
-from tools import calibrate_forecast
 
 
 def read_text(folder: Path, text: str, round_: str = "v0.7", seconds: float | None = None) -> RunLog:
@@ -106,12 +100,6 @@ def test_pace(marks: list[Mark], stage: str, seconds_per_unit: float) -> None:
     assert pace_of([]) is None
 
 
-def test_weighted_quantiles() -> None:
-    values, weights = np.array([3.0, 1.0, 2.0, 7.0]), np.array([1.0, 4.0, 2.0, 3.0])
-    assert weighted_quantiles(values, np.ones(4), [0.5])[0] == np.median(values)
-    assert weighted_quantiles(values, weights, [0.0, 0.5, 1.0]).tolist() == pytest.approx([1.0, 2.0, 7.0])
-
-
 def test_text_and_expectation_of_a_forecast() -> None:
     known = Forecast(
         run="result_0.txt", elapsed_minutes=4.0, length=4.0, unit="epochs", minutes_per_length=1.0, minutes=41.2,
@@ -124,13 +112,6 @@ def test_text_and_expectation_of_a_forecast() -> None:
         "1 minutes per epoch so far; why",
         "open",
     )
-
-
-def test_known_lengths_of_public_runs(tmp_path: Path) -> None:
-    run = read_text(tmp_path, a100_texts(runs=1)[0])
-    every, other_rounds = known_lengths(run), known_lengths(run, excluded_rounds={"v0.7"})
-    assert (every.runs, every.points, other_rounds.runs) == (1706, 13, 1549)
-    assert np.exp(every.quantiles([0.5]))[0] == pytest.approx(41, abs=1)
 
 
 SMALL = {"quality": (0.3, 0.5, 0.7605), "train_samples": 640}
@@ -202,43 +183,3 @@ def test_forecast_of_an_experiment_of_a_run_folder(tmp_path: Path) -> None:
 
 
 # --- calibration ------------------------------------------------------------------------------------------
-
-
-PACE = Pace(60.0, 4.0, 15.0, "marks")
-
-
-@pytest.mark.parametrize(("minutes", "inside"), [(10.2, 1.0), (30.0, 0.0)])
-def test_calibration_holds_out_each_round(minutes: float, inside: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A round's forecasts are made without its runs, and its moves without its times. A round of three times the minutes
-    # is outside
-    lengths = Mock(return_value=Lengths(np.log(np.array([38.0, 40.0, 42.0])), np.ones(3), 3, 0))
-    monkeypatch.setattr(calibrate_forecast, "known_lengths", lengths)
-    sets = [
-        calibrate_forecast.Read(
-            benchmark="resnet",
-            round=name,
-            first=RunLog(path=Path("result_0.txt")),
-            cuts=[
-                calibrate_forecast.Cut(cut="10 %", pace=PACE, elapsed=60.0, minutes=total + n / 100)
-                for n in range(calibrate_forecast.FEWEST)
-            ],
-        )
-        for name, total in {"v4.0": 10.0, "v4.1": 10.5, "v5.0": minutes}.items()
-    ]
-    lines = calibrate_forecast.by_round(calibrate_forecast.judged(*calibrate_forecast.of_benchmark(sets), []))
-    assert {line["round"]: line["inside"] for line in lines}["v5.0"] == inside
-    excluded = [call.kwargs["excluded_rounds"] for call in lengths.call_args_list]
-    assert excluded[:2] == [{"v4.1", "v4.0"}, {"v5.0", "v4.0"}] and {"v4.0"} in excluded
-
-
-def test_moves_leave_the_stated_fraction_outside() -> None:
-    # True times from 1 below the low end to 1 above the high end, in two rounds of different size
-    rows = [
-        calibrate_forecast.Row(round=name, cut="5 %", stage="marks", times=(1.0, 1.5, 2.0), true=true)
-        for name, count in (("v4.0", 1000), ("v5.0", 100))
-        for true in np.linspace(0.0, 3.0, count).tolist()
-    ]
-    below, middle, above = calibrate_forecast.moves_of(rows, "marks")
-    inside = sum(1.0 - below <= row.true <= 2.0 + above for row in rows) / len(rows)
-    assert (inside, middle) == pytest.approx((calibrate_forecast.LEVEL, 0.0), abs=0.01)
-    assert calibrate_forecast.moves_of(rows, "first mark") is None

@@ -16,11 +16,10 @@ import psutil
 import pytest
 
 from encore.results.audit.audit import audit_score
-from encore.results.compliance.compliance import read_and_check, score_and_check
 from encore.results.logs import parallel, reader
 from encore.results.logs.reader import MAX_LINE, parse_line, read_events
 from encore.results.logs.run_log import Reason, read_run
-from encore.results.scores.score import Score, find_sets, judge_folder, score_folder, score_runs
+from encore.results.scores.score import Score, judge_folder, score_folder, score_runs
 from tests import bombs
 from tests.results.result_logs import mllog, mutate, resnet_v05, resnet_v07, write_files, write_set
 from tests.trainings import wait_until
@@ -107,11 +106,6 @@ def test_mutated_logs_are_rejected_or_right(text: str, round_: str, minutes: flo
         assert bool(run.reason) if run.minutes is None else not is_same or run.minutes == pytest.approx(minutes)
 
 
-def test_number_of_seeds_is_limited(log: Path) -> None:
-    log.write_text("".join(mllog("seed", seed) for seed in range(5000)))
-    assert len(read_run(log).seeds) == 4096
-
-
 # --- several processes ------------------------------------------------------------------------------------
 
 READ = """
@@ -161,13 +155,6 @@ def workers(folder: Path) -> list[psutil.Process]:
 
 
 @needs_two_cores
-def test_results_come_in_the_order_of_the_files(tmp_path: Path) -> None:
-    names = write_numbered(tmp_path, 40)
-    out, err = start_reader(tmp_path).communicate(timeout=300)
-    assert (out.splitlines(), err) == ([f"True {name}" for name in names], "")
-
-
-@needs_two_cores
 def test_killed_worker_is_an_error_and_leaves_no_process(tmp_path: Path) -> None:
     write_numbered(tmp_path, 20)
     (tmp_path / "deadly.txt").touch()
@@ -190,24 +177,6 @@ def test_no_worker_outlives_its_parent(number: signal.Signals, tmp_path: Path) -
     wait_until(lambda: not workers(tmp_path), "no worker is left")
 
 
-def test_few_logs_are_read_in_this_process(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in write_numbered(tmp_path, 3)]
-    progress: list[tuple[int, int]] = []
-    results = parallel.map_files(lambda path: (os.getpid(), path.name), paths, lambda *done: progress.append(done))
-    assert [*results] == [(os.getpid(), path.name) for path in paths]
-    assert progress == [(1000, 1020), (1010, 1020), (1020, 1020)]
-
-
-def test_score_and_check_read_each_log_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_set(tmp_path / "resnet", [resnet_v07(minutes) for minutes in (40.0, 41.0, 42.0, 43.0, 44.0)])
-    write_set(tmp_path / "other", [resnet_v07(40.0), "no event in here\n"])
-    expected = [read_and_check(file)[1] for _, files in find_sets(tmp_path) for file in files]
-    monkeypatch.setattr(reader, "_marked_lines", Mock(wraps=reader._marked_lines))
-    scores, reports = score_and_check(tmp_path)
-    assert (reports, reader._marked_lines.call_count) == (expected, 7)
-    assert [score.as_json() for score in scores] == [score.as_json() for score in score_folder(tmp_path)]
-
-
 def judge(score: Score) -> tuple[dict[str, object], int]:
     return score.as_json(audit_score(score)), os.getpid()
 
@@ -221,5 +190,7 @@ def test_sets_are_judged_in_other_processes(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("encore.machine.node.cores", lambda: 2)
     # Threads of earlier tests in this process, such as heartbeats, would prevent the fork
     monkeypatch.setattr(threading, "active_count", lambda: 1)
-    results, pids = zip(*judge_folder(tmp_path, judge), strict=True)
+    progress = Mock()
+    results, pids = zip(*judge_folder(tmp_path, judge, on_read=progress), strict=True)
     assert [*results] == expected and len(expected) == 20 and os.getpid() not in pids
+    assert progress.call_count == 20

@@ -510,9 +510,11 @@ def test_public_sets_of_v60(tmp_path: Path, recorded: Record) -> None:
         official = score.official_minutes or score.score_minutes * convergence.factor
         assert (cell.score_minutes, cell.official_minutes) == pytest.approx((score.score_minutes, official), abs=1e-4)
         assert score.scaling_factor in (None, convergence.factor)
-        values = score.as_json(audit_score(score))
+        findings = audit_score(score)
+        values = score.as_json(findings)
         results[f"{submitter} {benchmark}"] = {
             **{key: values[key] for key in VALUES}, "convergence": convergence.explanation,
+            "audit": sorted({finding.rule for finding in findings}),
         }  # fmt: skip
         printed = output_of("compare", score.folder, cell.name, "--all", width=120)
         results[f"compare {submitter}"] = [" ".join(line.split()) for line in printed.splitlines()[:12]]

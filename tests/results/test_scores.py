@@ -216,16 +216,6 @@ def test_state_of_the_checker_is_restored(log: Path, tmp_path: Path, monkeypatch
     assert (check(log).passed, dict(vars(mlp_compliance))) == (True, before)
 
 
-def test_alternative_events_have_one_order() -> None:
-    collector, message = (
-        official._collector_class()("training", "6.0.0", False, False),
-        "Required AT_LEAST_ONE occurrence of ",
-    )
-    for names in ("'block_stop' or 'epoch_stop'", "'epoch_stop' or 'block_stop'"):
-        collector.put_message(message + names)
-    assert [found for _, found, _ in collector.unique_messages()] == [f"{message}'block_stop' or 'epoch_stop'"]
-
-
 def test_command_line_does_not_import_the_checker() -> None:
     code = "import sys, encore.cli.run, encore.cli.results; print(*sys.modules)"
     imported = subprocess.check_output([sys.executable, "-c", code], text=True).split()
@@ -422,15 +412,6 @@ def test_true_declarations_are_not_reported(
     monkeypatch.setattr(declarations, "read_profile", lambda path: reads.append(path) or kernels.read_profile(path))
     # A profile is read once for a set
     assert (reported_rules(tmp_path, **changed), len(reads) <= 1) == (set(), True)
-
-
-def test_genuine_logs_of_v60_have_no_finding(tmp_path: Path) -> None:
-    with tarfile.open(Path(__file__).parents[1] / "golden" / "results" / "v6.0.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    audits = audit_path(tmp_path)
-    declared = [run for audit in audits for run in audit.score.runs if declarations.declared_values(run)]
-    found = {finding.rule for audit in audits for finding in audit.findings} & DECLARATION_RULES
-    assert (len(declared), found, {rule for rule, _ in CASES}) == (10, set(), DECLARATION_RULES)
 
 
 def test_precision_of_recorded_kernel_names(recorded: Any) -> None:
