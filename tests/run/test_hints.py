@@ -2,23 +2,20 @@
 
 import io
 import shlex
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import typer
 from rich.console import Console
 
-from encore import job, launchers, paths
+from encore import job, launchers
 from encore.cli.run import finish
 from encore.errors import EncoreError, ExitCode
 from encore.run import evaluate, hints, run_folder, run_metadata, runner
 from encore.slurm import cluster
 from tests.machine.machines import check_build
-from tests.results.result_logs import write_files
 from tests.trainings import make_run, resolved
 
 
@@ -35,15 +32,6 @@ def test_resume_hint_names_the_cluster_file(
     monkeypatch.chdir("/")
     words = [command, "--resume", str(run.path), "--cluster", str(tmp_path / "my cluster.toml")]
     assert shlex.split(hints.resume(run.path))[1:] == [*words, *(["--require-target"] if slurm else [])]
-
-
-def test_command_has_its_folder_if_it_is_not_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / ".venv" / "bin" / "encore"
-    monkeypatch.setattr(paths, "ROOT", tmp_path)
-    for on_path, installed, command in ((None, (), "encore"), (True, [program], "encore"), (None, (), program)):
-        monkeypatch.setattr(shutil, "which", Mock(return_value=on_path))
-        write_files(tmp_path, dict.fromkeys(installed, ""))
-        assert hints.command("list", "a b") == f"{command} list 'a b'"
 
 
 @pytest.mark.parametrize(

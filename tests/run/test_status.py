@@ -22,14 +22,12 @@ from rich.console import Console
 
 from encore import catalogue, files, paths, peaks
 from encore.cli import jobs, layout, progress_display
-from encore.cli.jobs import describe, exit_code, varied_columns
+from encore.cli.jobs import describe, exit_code
 from encore.cli.progress_display import facts
 from encore.errors import EncoreError, ExitCode
-from encore.machine import node, openmetrics, processes
-from encore.results.format import against_targets, with_names
+from encore.machine import node, processes
 from encore.run import control, evaluate, follow, hints, ownership, run_folder, status
 from encore.slurm import commands, queue, step
-from encore.ssh import hosts, multi_host
 from tests.command_line import output_of, run_encore
 from tests.conftest import TINY, Encore, Study
 from tests.results.result_logs import resnet_v07, write_files
@@ -338,29 +336,6 @@ def test_job_is_found_by_the_results_folder_in_its_comment(tmp_path: Path, monke
     assert control.newest(tmp_path / "nothing here").path == run.path
 
 
-# squeue without --me prints all lines.
-SLURM_OF_TWO_USERS = """\
-12¦12¦RUNNING¦2¦0:41¦2026-11-20T19:14:27¦other¦long¦None¦encore:RESULTS¦encore-resnet
-13¦13¦PENDING¦2¦0:00¦2026-11-20T19:14:27¦other¦debug¦BeginTime¦encore:RESULTS¦encore-resnet
-16¦16¦RUNNING¦1¦0:09¦2026-11-20T19:14:27¦other¦debug¦None¦encore:RESULTS¦encore-ncf
-17¦17¦RUNNING¦1¦0:09¦2026-11-20T19:14:27¦other¦debug¦None¦encore:/home/other/results¦encore-ncf
-"""
-
-
-def test_runs_of_other_users_have_the_states_of_their_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for state in (RUNNING, replace(STOPPED, job="13")):
-        make_run(tmp_path, [state], f"-job{state.job}", state.job)
-    squeue = SLURM_OF_TWO_USERS.replace("RESULTS", str(tmp_path)).replace("¦", queue.SEPARATOR)
-    monkeypatch.setattr(queue, "is_available", lambda: True)
-    monkeypatch.setattr(queue, "finished_jobs", list)
-    monkeypatch.setattr(commands, "call", lambda *command: "" if "--me" in command else squeue)
-    monkeypatch.setattr(queue, "this_user", lambda: "me")
-    rows = {row.job: row for row in status.overview(tmp_path, status.ask(), None)}
-    assert {name: row.state for name, row in rows.items()} == {"12": "running", "13": "queued", "16": "starting"}
-    assert (rows["12"].partition, rows["16"].user, rows["16"].benchmark) == ("long", "other", "ncf")
-    assert [varied_columns([replace(rows["12"], user=user)]) for user in ("other", "me")] == [["user"], []]
-
-
 @pytest.mark.parametrize(("state", "expected"), [("PENDING", "queued"), ("COMPLETED", "reached")])
 def test_job_that_resumes_a_run_shares_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, expected: str
@@ -543,15 +518,6 @@ def test_other_nodes_of_a_job_are_sampled_once(tmp_path: Path, monkeypatch: pyte
     assert step.samplers(job, 1, file) == () == step.samplers(queue.Allocation(job="JOB", nodes=("n1", "n2")), 2, file)
 
 
-def test_other_hosts_are_sampled_by_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "telemetry.jsonl"
-    monkeypatch.setattr(multi_host, "is_local", lambda name: name == "n1")
-    monkeypatch.setenv(openmetrics.VARIABLE, "/metrics")
-    ((*ssh, host, change, script),) = multi_host.samplers([hosts.Host("n1", 4), hosts.Host("n2", 4)], file)
-    program = f"env ENCORE_TEXTFILE=/metrics {sys.executable} -m encore.machine.telemetry {file}"
-    assert (ssh[0], host, change, script) == ("ssh", "n2", f"cd {paths.ROOT} && exec", program)
-
-
 def test_doctor_without_a_job_checks_this_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
@@ -642,18 +608,6 @@ def test_live_line_names_its_numbers(records: list[dict[str, Any]], text: str) -
     assert facts(progress_of(*records)) == text
 
 
-def test_qualities_are_named_if_there_are_several() -> None:
-    texts = (with_names(BOX_AND_MASK, "g"), with_names({"auc": 0.8}), with_names({}), against_targets({}, BOX_AND_MASK))
-    assert texts == ("box 0.377, mask 0.339", "0.8000", "", "")
-
-
-def test_speed_of_a_training_leaves_out_evaluations() -> None:
-    run_start = start({"accuracy": 0.95}, time=100.0, flops_per_sample=24.5e9, gemm_precision="fp16")
-    progress = progress_of(run_start, *TWO_EPOCHS)
-    speed = (progress.trained_per_second, progress.flops_per_sample, progress.gemm_precision)
-    assert speed == (pytest.approx(16 * 64 / 13), 24.5e9, "fp16") and progress_of(run_start).trained_per_second is None
-
-
 def test_speed_is_compared_with_the_data_sheet() -> None:
     known = peaks.utilization(24.5e9, 63_601, "samples", "NVIDIA H200", "fp16", 8)
     unknown = peaks.utilization(1.2e6, 50.0, "token positions", "", "fp32", 2)
@@ -731,11 +685,6 @@ def test_finished_run_shows_its_log_and_another_its_metrics(
     assert [describe(row) for row in status.overview(tmp_path, status.Queue(), None)] == [line]
 
 
-def test_unfinished_run_of_one_epoch_shows_samples(tmp_path: Path) -> None:
-    make_experiment(tmp_path, "interrupted", "", PERPLEXITY, LAST_STEP)
-    assert [describe(row) for row in status.overview(tmp_path, status.Queue(), None)] == ["12,224 of 64,000 samples"]
-
-
 def test_qualities_are_read_from_a_log_by_their_log_names(tmp_path: Path) -> None:
     log = resnet_v07(40.0).replace('"value": "resnet"', '"value": "maskrcnn"')
     log = log.replace('"value": 0.7605', '"value": {"BBOX": 0.381, "SEGM": 0.3435}')
@@ -746,11 +695,3 @@ def test_qualities_are_read_from_a_log_by_their_log_names(tmp_path: Path) -> Non
     assert (result.qualities, result.targets, result.minutes) == expected
     with pytest.raises(ValidationError, match=r"round v0\.7 needs a target for each of box, mask"):
         two_qualities({"box": 0.377})
-
-
-@pytest.mark.parametrize(("log_names", "result"), [({}, {"box": 0.3}), ({"log_name": ""}, {"box": 0.1, "mask": 0.2})])
-def test_log_name_of_a_quality_defaults_to_its_name(log_names: dict[str, str], result: dict[str, float]) -> None:
-    benchmark = two_qualities()
-    qualities = {name: quality.model_copy(update=log_names) for name, quality in benchmark.qualities.items()}
-    changed = benchmark.model_copy(update={"qualities": qualities})
-    assert changed.named({"box": 0.1, "mask": 0.2, "loss": 3.0, "BBOX": 0.3}) == result
