@@ -209,13 +209,6 @@ def test_damaged_data_set_is_refused(scenes: Path, damage: str) -> None:
     assert caught.value.hint and "BENCHMARK" not in caught.value.hint
 
 
-def test_hint_does_not_write_to_a_mistyped_folder(tmp_path: Path) -> None:
-    for folder, text in ((tmp_path / "mistyped", "prepare"), (tmp_path, f"-o {tmp_path}")):
-        with pytest.raises(EncoreError) as caught:
-            data.check_data(folder, "ncf")
-        assert text not in caught.value.hint
-
-
 TEXT = bytes(range(256)) * 4096
 MD5 = hashlib.md5(TEXT).hexdigest()
 COMMIT = "0123456789" * 4  # Of a repository of the Hugging Face Hub

@@ -17,7 +17,7 @@ import jq
 import pytest
 import typer
 
-from encore import catalogue, configuration, paths
+from encore import catalogue, paths
 from encore.cli import documentation
 from encore.cli.app import app
 from encore.errors import EncoreError, ExitCode
@@ -322,10 +322,6 @@ def test_golden_files_belong_to_commands_of_the_pages() -> None:
 SCRIPTS = [text for source, _, text in BLOCKS if "scripting.md" in source and "import " in text]
 
 
-def test_scripting_page_has_programs() -> None:
-    assert SCRIPTS
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("text", SCRIPTS)
 def test_python_programs_of_the_scripting_page_run(text: str, placeholders: dict[str, Path]) -> None:
@@ -492,12 +488,3 @@ def test_help_is_complete_at_80_columns() -> None:
         words = {"-h", "--help", *(option for option in options if option.startswith("-"))}
         assert words <= {*re.split(r"[\s,/]+", output)}, name
         assert [line for line in output.splitlines() if len(line) > 80 or "…" in line or "<bool>" in line] == []
-
-
-def test_pages_contain_no_absolute_path_of_one_machine() -> None:
-    assert [page for page, text in PAGES.items() if re.search(r"/(work|root|home|tmp)/", text)] == []
-
-
-def test_dry_run_as_json_contains_the_configuration_of_training() -> None:
-    content = json.loads(invoke(["encore", "run", "resnet", "2", "--system", "cpu", "--dry-run", "--json"]))
-    assert set(content["configuration"]) == set(configuration.field_types(catalogue.choose("resnet").folder))

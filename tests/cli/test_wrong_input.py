@@ -213,22 +213,12 @@ def test_incomplete_profile_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     assert "p.json is not a profile: Expecting" in error.found
 
 
-def test_report_shows_the_complete_name_of_a_run(tmp_path: Path) -> None:
-    run = write_set(tmp_path / "20261128T145617Z-resnet-mxnet-cpu", [resnet_v07()])
-    assert f"{run.name} " in output_of("report", run, "-o", tmp_path / "report", width=80)
-
-
 @pytest.mark.parametrize("words", ["list", "list --json", "-h"])
 def test_closed_pipe_is_no_failure(words: str) -> None:
     # Like `| head`: nobody reads the output
     command = f"set -o pipefail; {sys.executable} -m encore.cli.app {words} | true"
     done = subprocess.run(["bash", "-c", command], cwd=paths.ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (ExitCode.REACHED, "")
-
-
-def test_path_with_colons_is_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
-    layout.console().print("no data set in /tmp/a:b: no such folder")
-    assert capsys.readouterr().out == "no data set in /tmp/a:b: no such folder\n"
 
 
 def test_paths_are_utf8_and_the_locale_may_be_ascii(tmp_path: Path) -> None:

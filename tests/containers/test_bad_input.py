@@ -174,17 +174,6 @@ def test_missing_gpu_toolkit_is_reported(folder: Path, monkeypatch: pytest.Monke
     assert engines.explain(message, "docker").found == "docker: the engine cannot pass GPUs to containers"
 
 
-def test_folders_with_separators_of_mounts_are_refused() -> None:
-    results = checks.check_folders([Path("/data/a:b"), Path("/data/a b"), Path("/data/a,b")])
-    assert [f"{check.level} {check.found.split()[0]}" for check in results] == ["FAIL /data/a:b", "FAIL /data/a,b"]
-
-
-def test_container_names_differ_between_results_folders() -> None:
-    run = "20261120T101500Z-resnet-mxnet-cpu/experiment_0"
-    names = {runtimes.container_name(Path(results, run)) for results in ("/a", "/b")}
-    assert [bool(re.fullmatch(r"encore-20261120T101500Z-resnet-mxnet-cpu-0-\w+", name)) for name in names] == [True] * 2
-
-
 def test_auto_selects_the_engine_that_has_the_image(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_engine(folder, "docker", {"image inspect": NO_IMAGE})
     with monkeypatch.context() as patch:

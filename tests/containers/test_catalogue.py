@@ -107,20 +107,6 @@ def test_stand_in_installs_packages_of_this_machine(
     assert options == [building.PLATFORM["python"], str(paths.ROOT / "build" / "wheels" / framework)]
 
 
-def test_stand_in_takes_the_horovod_wheel_of_its_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    entry = catalogue.framework("mxnet")
-    assert entry.horovod is not None
-    switches = environment.build_switches(entry.horovod, mpi=True)
-    requirements, wheel = paths.REQUIREMENTS / entry.requirements, "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
-    for distribution in ("ubuntu 24.04", building.PLATFORM["distribution"]):
-        assert building.compiled_horovod("mxnet") is None
-        platform = {**building.PLATFORM, "distribution": distribution}
-        folder = environment.wheel_folder("mxnet", requirements, entry.horovod, platform, switches)
-        write_files(folder, {wheel: ""})
-    assert (building.compiled_horovod("mxnet"), len(building.download_commands("mxnet"))) == (folder / wheel, 1)
-
-
 def test_build_gets_the_settings_of_pip_without_local_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # Variables override pip's files, as in pip
     settings = (
@@ -213,11 +199,6 @@ def test_too_old_release_is_refused_before_the_pull(name: str, release: str, mes
         building.build(catalogue.choose(name), engine, release, True, pytest.fail)
 
 
-def test_releases_of_two_series_are_not_compared() -> None:
-    release = images.find_release("tensorflow", "25.02-tf2").model_copy(update={"release": "22.05-tf2"})
-    assert compatibility.too_old(release, catalogue.choose("minigo")) is None
-
-
 @pytest.mark.parametrize("name", catalogue.choices())
 def test_minimum_versions_are_those_of_recorded_runs(name: str) -> None:
     # A run with the minimum succeeded, and runs with older versions failed
@@ -269,10 +250,3 @@ def test_image_of_the_run_is_compared_with_the_submission() -> None:
     assert "wiki_test_set_md5.txt" in on_host["evaluation text"]
     for system in ("cpu", "gpu", "h200-141gb"):  # no submission
         assert checks.check_as_submitted(runtimes.ON_HOST, resolved("bert", system, None)) == []
-
-
-@pytest.mark.parametrize(("round_name", "parts"), [("v0.5", ["text", "image"]), ("v0.7", ["image"])])
-def test_differences_belong_to_a_round(round_name: str, parts: list[str]) -> None:
-    choice = catalogue.choose("transformer")
-    differences = images.differences(choice, catalogue.find_system(choice, "dgx1", round_name))
-    assert [part.what for part in differences] == parts

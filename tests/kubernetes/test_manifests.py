@@ -64,14 +64,6 @@ def test_manifest_matches_the_golden_file(
     recorded(f"{kind}.yaml", re.sub(r"(name: (LOGNAME|USER)\n +value:) .*", r"\1 NAME", text))
 
 
-def test_runs_have_separate_jobs_and_the_hang_limit_of_the_cluster(submit: Submit, tmp_path: Path) -> None:
-    (tmp_path / "cluster.toml").write_text(FILE, encoding="utf-8")
-    objects = submit(*PYTORCH, "--runs", "2", "--system", "dgxh100", "--cluster", f"{tmp_path}/cluster.toml")
-    jobs = {content["metadata"]["name"]: content for content in objects if content["kind"] == "Job"}
-    arguments = [job["spec"]["template"]["spec"]["containers"][0]["args"] for job in jobs.values()]
-    assert [words[words.index("--hang-seconds") + 1] for words in arguments] == ["900"] * 2
-
-
 def test_unknown_key_in_the_cluster_file_is_rejected(submit: Submit, tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text("[kubernetes]\nnamspace = 'a'\n", encoding="utf-8")
     assert "kubernetes.namespace" in submit("ncf", "1", "--cluster", str(tmp_path / "cluster.toml"), code=2)

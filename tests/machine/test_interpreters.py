@@ -12,7 +12,7 @@ from encore.configuration import Configuration
 from encore.containers import checks, renderers, runtimes
 from encore.errors import EncoreError
 from encore.job import training_job
-from encore.machine import interpreters, preflight
+from encore.machine import preflight
 from encore.run import planning
 from encore.slurm.cluster import Cluster
 from tests.conftest import Encore, Study, losses
@@ -112,11 +112,6 @@ def test_controllers_of_horovod(name: str, mpirun: bool, needed: str, level: str
     assert (check.level, found in check.found, check.hint != "") == (level, True, level != "OK"), check
 
 
-def test_horovod_of_encores_environment_is_not_checked() -> None:
-    assert checks.check_horovod(runtimes.Target(), resolved("resnet", "cpu", None, 2)) == []
-    assert checks.check_horovod(answered(), configured("cpu")) == []
-
-
 @pytest.mark.long
 @pytest.mark.skipif(
     shutil.which("mpirun") is None,
@@ -150,9 +145,3 @@ def test_python_option_overrides_the_cluster_file(options: dict[str, Any], expec
     request = planning.Request(name=CHOICE.name, gpus=2, python=Path("/mine/python"), runtime="podman")
     with pytest.raises(EncoreError, match="--python with --runtime podman"):
         planning.choose_python(request, Cluster(), CHOICE)
-
-
-def test_facts_are_found_in_other_output() -> None:
-    text = f'NVIDIA Release 24.06\n{interpreters.python_probe.MARK}{{"python": "3.10.12", "gpus": 2}}\nbye\n'
-    facts, none = interpreters.parse(text), interpreters.parse("NVIDIA Release 24.06\n")
-    assert (facts.python, facts.gpus, facts.problems, none) == ("3.10.12", 2, {}, None)  # type: ignore[union-attr]

@@ -23,7 +23,7 @@ from encore.cli import doctor
 from encore.configuration import Configuration, config_class, resolve
 from encore.containers import engines
 from encore.errors import EncoreError
-from encore.machine import health, host_actions, host_requirements, links, node_checks, preflight
+from encore.machine import health, host_actions, host_requirements, node_checks, preflight
 from encore.machine.host_requirements import Need
 from encore.machine.node import Node
 from encore.machine.preflight import Check
@@ -75,19 +75,6 @@ def test_results_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert [preflight.check_results(tmp_path, resumes) for resumes in (False, True)] == [
         Check("FAIL", "results folder", f"{tmp_path} is not writable", hint) for hint in (other, "resume as its owner")
     ]
-
-
-@pytest.mark.parametrize(
-    ("system", "gpus", "level", "text"),
-    [
-        ("dgxa100", 4, "WARN", "not a submitted configuration"),
-        ("dgxa100", 8, "OK", "every value as submitted: "),
-        ("cpu", 2, "OK", ""),
-    ],
-)
-def test_submitted_configuration_is_recognized(system: str, gpus: int, level: str, text: str) -> None:
-    check = preflight.check_submission(configured(system, gpus), None)
-    assert check.level == level and text in check.found
 
 
 @pytest.mark.parametrize(
@@ -437,6 +424,12 @@ WRITE_RATE = "disks./results.write_rate"
             "FAIL",
             ["GEMMs of device 1: 400 TFLOP/s, 67% of the others' median"],
         ),
+        (
+            [("links", [["X", "SYS"], ["SYS", "X"]]), ("framework.pairs", [[None, 2.9e9], [3.1e9, None]])],
+            0,
+            "WARN",
+            ["from GPU 0 to GPU 1: 2.9 GB/s, expected at least 3 for SYS"],
+        ),
         # All GPUs of the only node are slow: only the data sheet shows it.
         (
             [(f"framework.peaks.{gpu}.flops_per_second", 4e14) for gpu in (0, 1)],
@@ -506,10 +499,6 @@ def test_verdict_of_two_nodes(nodes: list[dict[str, Any] | None], levels: list[s
     verdicts = judged(*nodes, reasons={"n2": "task 1: Exited with exit code 1"})
     assert [verdict.level for verdict in verdicts.values()] == levels
     assert verdicts["n2"].reasons == reason
-
-
-def test_links_without_a_floor() -> None:
-    assert (links.pair_floor("SYS", None), links.pair_floor("NV18", None)) == (3e9, None)
 
 
 @pytest.mark.parametrize("count", range(1, 12))
@@ -624,19 +613,6 @@ def test_failed_node_is_left_out_if_the_job_has_spare_nodes(monkeypatch: pytest.
         with pytest.raises(EncoreError, match=message):
             gates.leave_out_failed(nodes, cluster.Cluster(), tmp_path, messages.append)
         monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-
-
-def test_every_host_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = {
-        ("ssh", "n2"): ({"other": FACTS}, ""),  # the host's name differs from that in ssh's configuration
-        ("ssh", "n3"): ({}, "Connection refused"),
-        ("ssh", "n4"): ({}, ""),
-    }
-    monkeypatch.setattr(gates, "_ask", lambda command, program: answers[command])
-    for names in (("n2", "n3", "n4"), ("n2",)):
-        place = gates.NodeSet(nodes=names, everywhere=tuple(("ssh", name) for name in names), clock="here")
-        reasons = {"n2": [], "n3": ["answer: Connection refused"], "n4": ["answer: no answer within 180 s"]}
-        assert [(result.node, result.reasons) for result in gates.check(place, ())] == [*reasons.items()][: len(names)]
 
 
 @pytest.mark.slow
