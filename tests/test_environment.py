@@ -160,12 +160,6 @@ def test_uv_installs_a_missing_python(small: Environment, monkeypatch: pytest.Mo
     assert lines[1] == "no Python 3.99 on PATH: installing it with uv"
 
 
-def test_missing_cuda_libraries_are_explained(small: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = replace(small, check="raise ImportError('libcudnn.so.9: cannot open shared object file')")
-    with pytest.raises(EncoreError, match=r"(?s)needs CUDA's libraries.*UV_TORCH_BACKEND=cpu"):
-        ensure(cuda, monkeypatch)
-
-
 # A build backend of the standard library that records each build.
 BACKEND = """
 import os, zipfile
@@ -249,13 +243,6 @@ def test_key_of_a_wheel_contains_everything_that_compiled_code_depends_on(
     assert key("1.9.1\nidna==3.20", {}) != first
 
 
-def test_switches_of_horovod_depend_on_mpi() -> None:
-    horovod = catalogue.Horovod(**{"version": "0", "with": "MXNET", "without": ("PYTORCH",)})
-    common = {"HOROVOD_WITHOUT_PYTORCH": "1", "HOROVOD_WITH_GLOO": "1", "HOROVOD_WITH_MXNET": "1"}
-    switches = [environment.build_switches(horovod, mpi=mpi) for mpi in (True, False)]
-    assert switches == [{**common, f"HOROVOD_{word}_MPI": "1"} for word in ("WITH", "WITHOUT")]
-
-
 def test_versions_of_a_system_description(mxnet_python: Path) -> None:
     on_host = environment.software("mxnet", environment.packages(mxnet_python))
     # MXNet of the host is built for CPUs.
@@ -267,21 +254,6 @@ def test_every_requirement_has_a_version_and_hashes() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in paths.REQUIREMENTS.glob("*.txt")).replace("\\\n", "")
     pin = re.compile(r"#.*|[\w.-]+==[^\s;]+( *;[^\\]*?)?( +--hash=sha256:[0-9a-f]{64})+|")
     assert [line for line in text.splitlines() if not pin.fullmatch(line)] == []
-
-
-def test_source_of_horovod_is_pinned() -> None:
-    text = environment.HOROVOD_SOURCE.read_text(encoding="utf-8")
-    versions = {entry.version for name in ("mxnet", "tensorflow") if (entry := catalogue.framework(name).horovod)}
-    assert re.findall(r"^horovod==(\S+)", text, re.MULTILINE) == [*versions]
-
-
-def test_hashes_do_not_change_the_key_of_an_environment(small: Environment) -> None:
-    folders = set()
-    hashes = [f" \\\n    --hash=sha256:{digit * 64}" for digit in "ab"]
-    for first, second in (("", ""), ("".join(hashes), hashes[0])):
-        small.requirements.write_text(f"# packages\na==1 ; python_version > '3'{first}\nb==2{second}\n", "utf-8")
-        folders.add(small.folder)
-    assert len(folders) == 1
 
 
 def test_package_with_another_hash_is_rejected(

@@ -32,17 +32,6 @@ def test_hooks_run_what_lint_runs() -> None:
     assert hooks == lint and "lint-workflows" in entries
 
 
-def test_gate_and_nightly_workflow_run_the_make_targets_of_the_readme() -> None:
-    workflows = [yaml.safe_load(text_of(".github", "workflows", f"{name}.yml"))["jobs"] for name in ("gate", "nightly")]
-    assert workflows[0]["gate"]["steps"][-1]["run"] == ".ci/run ${{ inputs.target || 'test' }}"
-    assert workflows[1]["test-all"]["with"] == {"target": "test-all"}
-    assert 'make "${1:-test}"' in text_of(".ci", "run") and "make test " in text_of("README.md")
-    assert [recipe(target).splitlines()[-1].strip() for target in ("test", "test-all")] == [
-        "tests/run.sh",
-        "tests/run.sh --all",
-    ]
-
-
 def test_changelog_begins_with_what_is_to_come_and_this_version() -> None:
     headings = re.findall(r"^## \[([^\]]+)\]", text_of("CHANGELOG.md"), flags=re.MULTILINE)
     assert headings[:2] == ["Unreleased", encore.__version__]

@@ -191,26 +191,3 @@ def test_core_commands_import_the_lab_only_by_the_table_of_extensions() -> None:
     assert {module: names for module, names in foreign.items() if names} == {}
     for option in EXTENSIONS:
         assert option.partition(" ")[0] in COMMANDS and callable(load(option))
-
-
-@pytest.mark.parametrize(
-    ("module", "line", "upward"),
-    [
-        ("encore.machine.node", "from encore.run import planning", ["encore.run", "encore.run.planning"]),
-        (
-            "encore.slurm.step",
-            "def f():\n    from encore.ssh import hosts",
-            ["encore.ssh", "encore.ssh.hosts"],
-        ),
-        ("encore.job", "import encore.machine.node", ["encore.machine.node"]),
-        ("encore.containers.images", "run('-m', 'encore.slurm.queue')", ["encore.slurm.queue"]),
-        ("encore.run.evaluate", "from encore.results.logs.run_log import read_run", []),
-        (
-            "encore.run.evaluate",
-            "from encore.lab.studies import report",
-            ["encore.lab.studies", "encore.lab.studies.report"],
-        ),
-    ],
-)
-def test_upward_import_is_detected(module: str, line: str, upward: list[str]) -> None:
-    assert upward_imports(module, imported(module, ast.parse(line))) == upward

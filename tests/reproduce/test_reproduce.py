@@ -1,6 +1,5 @@
 """`encore reproduce` on small synthetic repositories: mapped and unmapped options, systems, and bad input."""
 
-import ast
 import importlib
 import json
 import os
@@ -22,7 +21,6 @@ from encore.lab.submissions.reproduction import Reproduction, reproduce, reprodu
 from encore.lab.submissions.source import open_source
 from tests.command_line import error_of, output_of, run_encore
 from tests.results.result_logs import mllog, write_files, write_set
-from tools import reproduced_configurations
 
 Recorded = Callable[[str, object], None]
 FOLDER = "training_results_v0.7/Maker/benchmarks/resnet/implementations/mxnet"
@@ -109,18 +107,6 @@ def test_archive_is_read_as_its_folder(folder: Path, tmp_path: Path, form: str) 
         open_source(archive, None, None)
 
 
-def test_tool_counts_configurations_and_results(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    submitter = folder.parents[3]
-    for system in ("dgxa100_made_mxnet", "dgx2_made_mxnet"):
-        (submitter / "results" / system / "resnet").mkdir(parents=True)
-    reproduced_configurations.main([submitter])
-    lines = capsys.readouterr().out.splitlines()
-    configurations, results = (ast.literal_eval(line) for line in lines if line.startswith("{"))
-    counts = [results[key] for key in ("result folders", "with one configuration", "equal")]
-    assert (configurations["configurations"], configurations["equal"], *counts) == (1, 1, 2, 1, 1)
-    assert read(submitter / "results/dgxa100_made_mxnet/resnet").source.submission == "dgxa100_made_mxnet"
-
-
 V05 = "v0.5.0/maker/submission"
 MAKER = "training_results_v3.0/A Maker"
 LATER = "training_results_v1.0/Maker/benchmarks/bert"
@@ -154,6 +140,7 @@ TREES = {
             )
         },
     },
+    "v4.0": {"v4.0/M/benchmarks/ft-llm/implementations/nemo/config_X.sh": "export MINIBS=2 TP=1\n"},
     # Scripts of one system's name before those of another.
     "v1.0": {f"{LATER}/{name}/run_and_time.sh": "python train.py" for name in ("tpu-v4-128", "tpu-v4-16")},
 }
@@ -179,6 +166,8 @@ RESULTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     # The folder of a system, and not the folder of a benchmark in it.
     ("v3.0", f"{MAKER}/results/gone", {}),
     ("v1.0", f"{LATER}/implementations/ours", {}),
+    # A folder with another name than its result.
+    ("v4.0", "v4.0/M/results/X/llama2_70b_lora", {}),
     ("v1.0", f"{LATER.partition('/benchmarks')[0]}/results/tpu-v4-16/bert", {}),
 )
 
@@ -316,11 +305,6 @@ def test_later_round_of_bert_starts_from_the_checkpoint(tmp_path: Path) -> None:
     assert output.index("submit bert --nodes 8") < output.index("max_steps: 700 published")
 
 
-def test_assumed_round_is_stated_once(folder: Path, tmp_path: Path) -> None:
-    (folder / "Dockerfile").unlink()
-    assert encore(shutil.move(folder, tmp_path / "resnet/implementations/mxnet"), "--all").count("assumed") == 1
-
-
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
@@ -400,6 +384,7 @@ def test_configurations_of_variables(tmp_path: Path, recorded: Recorded) -> None
             "place": place, "refused": result.refused, "missing": result.missing, "is_checked": result.is_checked,
             "system": result.system and result.system.system, "nearest": result.nearest and result.nearest.system,
             "differences": [key.name for key in result.differences],
+            "known": [option.name for option in result.known_left],
             "unknown": [option.name for option in result.unknown_left],
             "values": {mapped.key: mapped.value for mapped in result.mapped},
         })  # fmt: skip
@@ -454,13 +439,6 @@ def test_reproduced_log_states_lines_and_assumed_keys(tmp_path: Path) -> None:
     written = catalogue.parse(System, tmp_path / "new.toml")
     assert written.config == {**system.config, **written.config, "learning_rate": 0.0009}
     assert "unet3d" in str(error_of("reproduce", tmp_path / "result_1.txt"))
-
-
-def test_result_of_a_benchmark_under_another_name(tmp_path: Path) -> None:
-    implementation, result = "benchmarks/ft-llm/implementations/nemo", tmp_path / "v4.0/M/results/X/llama2_70b_lora"
-    write_files(tmp_path / "v4.0/M", {f"{implementation}/config_X.sh": "export MINIBS=2 TP=1\n"})
-    result.mkdir(parents=True)
-    assert open_source(result, None, None).folder == implementation
 
 
 NEMO_DUMP = """+ srun -l --ntasks=8 slurm2pytorch ./run_and_time.sh

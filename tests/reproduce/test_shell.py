@@ -153,8 +153,3 @@ def test_hostile_scripts_are_rejected_or_noted(name: str) -> None:
 def test_limits_of_values(text: str, is_read: bool) -> None:
     state = read(text)
     assert (not state.notes) == is_read and state.variables["B"].value.is_known == is_read
-
-
-def test_too_long_value_is_an_error() -> None:
-    with pytest.raises(ShellError, match="a value has more than 65,536 characters or 10,000 parts"):
-        read(f"A={'x' * (LONGEST_VALUE // 2)}\nB=$A$A.")

@@ -147,13 +147,6 @@ def test_time_limit_is_estimated_from_the_published_time() -> None:
     assert "39.78" in four.estimate.reason
 
 
-def test_job_comment_holds_the_run_before_the_site_comment() -> None:
-    first = job("30", "PENDING", title="encore-resnet-p42", comment="encore:/results||charge=7")
-    second = replace(first, comment="encore:/results|run1|charge=7")
-    facts = (first.is_encore_job, first.results, first.resumes, second.resumes)
-    assert facts == (True, Path("/results"), None, Path("/results/run1"))
-
-
 @pytest.mark.parametrize(("option", "code"), [("gpus-per-node", 1), ("gres", 1), ("none", 0)])
 def test_cluster_with_gpus_needs_a_system(option: str, code: int, tmp_path: Path) -> None:
     # Without a GPU request to Slurm the nodes may have no GPUs
@@ -456,14 +449,6 @@ def test_dry_run_reports_an_unknown_partition(program_folder: Path) -> None:
         write_program(program_folder / name, f"cat <<'EOF'\n{text}EOF\n")
     output = run_encore("submit", "resnet", "--nodes", "2", "--partition", "gppu", "--dry-run").output
     assert re.search("(?s)FAIL partition: unknown partition 'gppu'.*did you mean 'gpu'?", output), output
-
-
-def test_error_of_a_slurm_program_has_a_hint(program_folder: Path) -> None:
-    text = "sbatch: error: invalid partition specified: gpuu\nsbatch: error: Batch job"
-    for stream in (1, 2):
-        write_program(program_folder / "sbatch", f"echo '{text}' >&{stream}\nexit 1\n")
-        with pytest.raises(EncoreError, match=r"sbatch: invalid partition specified: gpuu\n.*sinfo"):
-            commands.call("sbatch")
 
 
 def test_nodes_without_a_requirement_are_rejected(program_folder: Path) -> None:

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from encore import paths
-from encore.containers import renderers, runtimes
+from encore.containers import renderers
 from encore.errors import EncoreError
 from encore.job import training_job
 from encore.machine import host_requirements, node, preflight, processes
-from encore.run import planning
 from encore.ssh import each_host, hosts, multi_host
 from encore.ssh.hosts import Host
 from tests.machine.machines import write_program
@@ -92,14 +91,6 @@ def test_launcher_of_a_framework(launcher: str | None, framework: str, over: tup
     assert multi_host.choose(launcher, framework, over) == expected
     with pytest.raises(EncoreError, match="mpirun"):
         multi_host.choose("mpirn", framework, PAIR)
-
-
-def test_mpirun_as_root_binds_ranks_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    loopback = (Host("127.0.0.1", 2), Host("127.0.0.2", 2))
-    gpu, cpu = (multi_host.launch("mpirun", loopback, "/out", {}, has_gpus) for has_gpus in (True, False))
-    assert ["OMP_NUM_THREADS" in launch.environment for launch in (gpu, cpu)] == [True, False]
-    assert "--allow-run-as-root" in cpu.outer
 
 
 def test_first_host_is_found_in_the_ssh_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,15 +210,3 @@ def test_checks_of_this_machine(
     checks = multi_host.local_checks(over, launcher, runtime)
     assert f"{checks[0].level} {checks[0].found}" == first and (over is PAIR or len(checks) == 1)
     assert multi_host.all_loopback(over) is (over is LOOPBACK)
-
-
-@pytest.mark.parametrize(
-    ("runtime", "over", "expected"),
-    [("auto", PAIR, "host"), ("docker", PAIR, "chosen docker"), ("auto", (), "chosen")],
-)
-def test_runtime_of_a_run_on_hosts(
-    runtime: str, over: tuple[Host, ...], expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(runtimes, "choose", lambda runtime, *rest: runtimes.Target(runtime=f"chosen {runtime}"))
-    request = planning.Request(name="resnet", gpus=8, hosts=over, runtime=runtime, results=tmp_path)
-    assert planning.make_plan(request).target.runtime.startswith(expected)
