@@ -139,13 +139,16 @@ def _find_interpreter(supported: Sequence[str]) -> str:
     return supported[0]
 
 
-def describe(framework: str) -> Environment:
-    # The environment of ``framework`` on this machine; EncoreError if no interpreter fits.
+def describe(framework: str, beside: str | None = None) -> Environment:
+    """Return the environment of ``framework`` on this machine.
+
+    Packages that are added to those of another framework, ``beside``, need its version of Python.
+    """
     entry = catalogue.framework(framework)
     return Environment(
         framework=framework,
         requirements=paths.REQUIREMENTS / entry.requirements,
-        interpreter=_find_interpreter(entry.python),
+        interpreter=_find_interpreter(entry.python if beside is None else catalogue.framework(beside).python),
         horovod=entry.horovod,
         mpi=entry.horovod is not None and not mpi_problem(),
         disk_gib=entry.disk_gib,
@@ -153,12 +156,12 @@ def describe(framework: str) -> Environment:
     )
 
 
-def ensure_environment(framework: str, on_step: OnStep | None = None) -> Path:
-    """Return the Python interpreter of the framework's environment; build it if required.
+def ensure_environment(framework: str, on_step: OnStep | None = None, beside: str | None = None) -> Path:
+    """Return the Python interpreter of the framework's environment; build it if required. ``beside``: see `describe`.
 
     Raises EncoreError with one clear line for a missing compiler, an unsuitable Python, no network, a full disk.
     """
-    environment = describe(framework)
+    environment = describe(framework, beside)
     if environment.is_ready:
         return environment.python
     report = on_step or (lambda text: None)

@@ -38,9 +38,15 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
 
 def ensure(small: Environment, monkeypatch: pytest.MonkeyPatch, lines: list[str] | None = None) -> list[str]:
     lines = [] if lines is None else lines
-    monkeypatch.setattr(environment, "describe", lambda framework: small)
+    monkeypatch.setattr(environment, "describe", lambda framework, beside: small)
     assert environment.ensure_environment(small.framework, lines.append) == small.python
     return [line for line in lines if not re.fullmatch(r"  \d+ s", line)]  # progress on a busy machine
+
+
+def test_added_packages_have_the_python_of_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_find_interpreter", list)
+    added = [environment.describe("export", framework).interpreter for framework in ("mxnet", "pytorch")]
+    assert added == [["3.11", "3.10"], ["3.11", "3.12", "3.13"]]
 
 
 def test_settings_of_pip_become_variables_of_uv() -> None:

@@ -212,10 +212,12 @@ def variables_of(
     Packages from the environments ``added`` follow the framework's packages; the user's ``python`` must have them
     installed.
     """
-    base = interpreters.find_or_create(python, choice.implementation.framework, on_step)
+    framework = choice.implementation.framework
+    base = interpreters.find_or_create(python, framework, on_step)
     job = Job(argv=(), environment={}, mounts=(), ranks=1, gpus=0)
     command = renderers.host(job, base, os.environ, is_user_python=python is not None)
-    pythons = [] if python is not None else [environment.ensure_environment(name, on_step) for name in added]
+    added = () if python is not None else added
+    pythons = [environment.ensure_environment(name, on_step, beside=framework) for name in added]
     # After the framework's packages, so that its version of shared packages such as NumPy takes precedence.
     both = [base, *pythons] if pythons else []
     packages = [
