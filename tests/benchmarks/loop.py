@@ -137,7 +137,12 @@ class Training:
         self.weight += 1
         return float(step)
 
-    def go(self, qualities: Any = None, on_step: Any = None, on_batch: Any = None) -> str:
+    def go(
+        self,
+        qualities: Any = None,
+        on_step: Callable[[int], object] = lambda step: None,
+        on_batch: Callable[[int], object] = lambda batch: None,
+    ) -> str:
         """Train to the end, with ``qualities`` as function of the weight; return the outcome."""
         run = self.run
         with run.initialization():
@@ -149,18 +154,14 @@ class Training:
             for _ in run.blocks():
                 for step in run.steps():
                     assert step == self.weight
-                    if on_step:
-                        on_step(step)
+                    on_step(step)
                     run.report(self.train_step(step), 0.5)
                 if run.evaluates():
                     for batch in run.interruptible(range(6)):
-                        if on_batch:
-                            on_batch(batch)
+                        on_batch(batch)
                     if self.evaluator:
                         run.submit_evaluation(self.weight)
-                    elif run.interrupted:
-                        run.evaluated(None)
                     else:
-                        run.evaluated(qualities(self.weight))
+                        run.evaluated(None if run.interrupted else qualities(self.weight))
         assert run.finish() == 0
         return str(records(run.output / "metrics.jsonl", "end")[-1]["outcome"])

@@ -54,11 +54,8 @@ class Evaluator:
     def poll(self) -> Mapping[str, float] | None:
         if self._queue[0] == self.fails_at:
             raise Problem("the evaluator was killed", "", "resume the run")
-        self._remaining -= 1
-        if self._remaining > 0:
-            return None
-        self._remaining = self._polls
-        return {"map": self._quality(self._queue.pop(0))}
+        self._remaining = self._remaining - 1 or self._polls
+        return {"map": self._quality(self._queue.pop(0))} if self._remaining == self._polls else None
 
     def keep(self, epochs: set[int]) -> None:
         for path in self._folder.iterdir():
@@ -192,16 +189,14 @@ def test_resumed_run_has_all_evaluations(
         assert [line for line in lines if line in evaluation(number)] == evaluation(number)
 
 
-def test_run_is_stopped_while_it_waits_for_the_last_result(tmp_path: Path) -> None:
+def test_run_is_stopped_while_it_waits_for_the_last_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training, waits = start(tmp_path, by_epochs(), low, polls=1000), itertools.count()
-    poll = training.evaluator.poll
 
-    def stop_after_training() -> Any:
+    def stop() -> None:
         if training.weight == EPOCHS * STEPS and next(waits) == 20:
             signal.raise_signal(signal.SIGTERM)
-        return poll()
 
-    training.evaluator.poll = stop_after_training  # type: ignore[method-assign]
+    monkeypatch.setattr("benchmarks.common.run.run.pause", stop)
     assert training.go() == "interrupted"
     resume(tmp_path, by_epochs(), EPOCHS * STEPS)
 
@@ -216,8 +211,8 @@ def test_run_that_was_killed_after_it_reached_its_target_ends_when_it_is_resumed
 
     with pytest.raises(KeyboardInterrupt):
         training.go(None, save_and_die)
-    outcome = start(tmp_path, by_epochs(), lambda epoch: 0.1, polls=1).go()
-    assert (outcome, results(tmp_path)) == ("reached", [(1, 0.5)])
+    assert start(tmp_path, by_epochs(), low, polls=1).go() == "reached"
+    assert results(tmp_path) == [(1, 0.5)]
 
 
 @pytest.mark.parametrize("concurrently", [True, False])
