@@ -3,7 +3,6 @@
 import bz2
 import gzip
 import hashlib
-import json
 import re
 import resource
 import shutil
@@ -18,21 +17,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.bert import evaluation, masking, overlap, records, stages, texts, wikipedia, writer
+from benchmarks.bert import evaluation, masking, records, stages, texts, wikipedia, writer
 from benchmarks.bert.masking import Documents, Settings
 from benchmarks.bert.sources import TFRECORD
-from benchmarks.bert_squad import answers, made, squad, windows
+from benchmarks.bert_squad import answers, squad, windows
 from benchmarks.bert_squad import writer as squad_writer
 from benchmarks.bert_squad.answers import Places
-from benchmarks.bert_squad.arrays import open_data as open_squad
-from benchmarks.bert_squad.squad import Answer, Paragraph, Question
+from benchmarks.bert_squad.squad import Answer
 from benchmarks.common.data.problem import Problem
 from benchmarks.language import ARRAYS, tensorflow_files, vocabulary, wordpiece
 from benchmarks.language.arrays import Samples, open_data
 from benchmarks.language.sentences import sentences_of
 from benchmarks.language.vocabulary import SPECIAL, Vocabulary
 from benchmarks.language.wordpiece import Tokenizer
-from encore import data, paths
+from encore import paths
 from tests import preparing
 from tests.conftest import Encore
 from tests.preparing import Files, Outcome, check_refusal, notes, prepared, ran, refused, write_files
@@ -113,16 +111,22 @@ def drawn() -> Samples:
 
 def padded(samples: Samples, width: int, most: int, is_hdf5: bool = False) -> dict[str, np.ndarray]:
     # Padded like the output of create_pretraining_data.py; HDF5 files lack masks and segments (NVIDIA v0.7)
-    widths = dict.fromkeys(("input_ids", "input_mask", "segment_ids"), width)
-    widths |= dict.fromkeys(("masked_lm_positions", "masked_lm_ids"), most)
-    rows = {key: np.zeros((len(samples), size), np.int64) for key, size in widths.items()}
-    for number in range(len(samples)):
-        tokens, (positions, labels) = samples[number], samples.masked(number)
-        rows["input_ids"][number, : len(tokens)] = tokens
-        rows["input_mask"][number, : len(tokens)] = not is_hdf5
-        rows["segment_ids"][number, samples.second[number] : len(tokens)] = not is_hdf5
-        rows["masked_lm_positions"][number, : len(positions)] = positions
-        rows["masked_lm_ids"][number, : len(labels)] = labels
+    numbers = range(len(samples))
+    tokens, masked = [samples[number] for number in numbers], [samples.masked(number) for number in numbers]
+    lists = {
+        "input_ids": tokens,
+        "input_mask": [[not is_hdf5] * len(ids) for ids in tokens],
+        "segment_ids": [
+            [not is_hdf5 and place >= second for place in range(len(ids))]
+            for ids, second in zip(tokens, samples.second, strict=True)
+        ],
+        "masked_lm_positions": [positions for positions, _ in masked],
+        "masked_lm_ids": [labels for _, labels in masked],
+    }
+    rows = {
+        key: np.array([np.pad(row, (0, (most if "lm" in key else width) - len(row))) for row in values], np.int64)
+        for key, values in lists.items()
+    }
     return {**rows, "next_sentence_labels": samples.next.astype(np.int64)[:, None]}
 
 
@@ -184,12 +188,6 @@ def test_wordpiece_equals_bert(text: str, pieces: list[str]) -> None:
     assert Tokenizer(SMALL).pieces(text) == pieces
 
 
-def test_offsets_refer_to_the_original_text() -> None:
-    text = "  Réally,\x00 unaffable İ 漢e"
-    words = [text[begin:end] for begin, end in Tokenizer(SMALL).encode(text).offsets]
-    assert words == ["Réal", "ly", ",", "un", "aff", "able", "İ", "漢", "e"]
-
-
 PUBLISHED = {
     # Output of BertTokenizer and BertTokenizerFast, transformers 4.57.6
     "Unaffable, réally?!": "una ##ffa ##ble , really ? !",
@@ -212,10 +210,10 @@ def test_wordpiece_equals_hugging_face(tmp_path: Path) -> None:
 
 
 def test_learned_vocabulary_has_frequent_words_and_pieces_of_the_others() -> None:
-    entries = tuple(wordpiece.learn({"banana": 50, "bandana": 9, "an": 30, "nab": 1}, 18))
-    pieces = Tokenizer(Vocabulary(entries)).pieces("banana an nabdan")
+    entries = wordpiece.learn({"banana": 50, "bandana": 9, "an": 30, "nab": 1}, 18)
+    pieces = Tokenizer(Vocabulary(tuple(entries))).pieces("banana an nabdan")
     rest = "".join(piece.removeprefix("##") for piece in pieces[2:])
-    assert (entries[:5], len(entries), pieces[:2], rest) == (SPECIAL, 18, ["banana", "an"], "nabdan")
+    assert (entries[:5], len(entries), pieces[:2], rest) == ([*SPECIAL], 18, ["banana", "an"], "nabdan")
 
 
 # -- text and dumps -------------------------------------------------------------------------------------------
@@ -321,14 +319,6 @@ def test_clean_text_is_read_in_its_forms(
 # -- complete preparations --------------------------------------------------------------------------------------
 
 
-def test_toy_set_is_the_documentation_of_python(toy: Callable[[str], Path]) -> None:
-    data = open_data(toy("bert"))
-    sizes = data.vocabulary.size, data.sequence_length, data.max_predictions, len(data.test), len(data.train) > 10000
-    assert (data.manifest["name"], *sizes) == ("python-text", 2048, 128, 20, 1000, True)
-    words = data.vocabulary.text(np.concatenate([data.train.original(number) for number in range(200)])).split()
-    assert words.count("the") / len(words) > 0.02 and "[UNK]" not in words
-
-
 @pytest.mark.slow
 def test_excerpt_of_wikipedia_is_prepared(tmp_path: Path) -> None:
     dump = next(unpack("enwiki_excerpt.tar.xz", tmp_path / "archive").rglob("enwiki-latest*.bz2"))
@@ -372,15 +362,13 @@ def test_prepared_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert data.manifest["id"] == same.manifest["id"] != other.manifest["id"], "the workers do not change it"
     facts, how = data.manifest["facts"], data.manifest["how"]
     copies = how["left_out"]["copies of evaluation documents"]
-    sizes = facts["sequence_length"], facts["max_predictions"], facts["duplication"]
-    found = *sizes, facts["documents"], how["text"]["documents"], how["text"]["unknown"]
-    assert copies and found == (40, 6, 3, {"train": 172 - copies, "test": 9}, 181, 0)
+    found = facts["max_predictions"], facts["documents"], how["text"]["documents"], how["text"]["unknown"]
+    assert copies and found == (6, {"train": 172 - copies, "test": 9}, 181, 0)
     # Neither evaluation documents nor their copies are trained on: every sentence of this text is unique
     test, train = (
         {bytes(part.original(number)[1:12]) for number in range(len(part))} for part in (data.test, data.train)
     )
     assert not test & train
-    assert len({bytes(data.train[number]) for number in range(len(data.train))}) > 0.99 * len(data.train)
 
 
 def test_evaluation_set_is_one_article_per_part() -> None:
@@ -390,15 +378,15 @@ def test_evaluation_set_is_one_article_per_part() -> None:
 
 @pytest.mark.slow
 def test_listed_articles_are_the_evaluation_set(tmp_path: Path) -> None:
-    documents = SOURCE["part-00000-of-00002"].split("\n\n")
-    digests = [hashlib.md5(documents[index].rstrip().encode()).hexdigest() for index in (3, 17)]
-    raw = write_files(tmp_path / "raw", {**SOURCE, "../md5.txt": entries_of(digests)})
+    documents = [SOURCE["part-00000-of-00002"].split("\n\n")[index].rstrip() for index in (3, 17)]
+    digests = entries_of(hashlib.md5(document.encode()).hexdigest() for document in documents)
+    raw = write_files(tmp_path / "raw", {**SOURCE, "../md5.txt": digests})
     data = open_data(prepared("bert", raw, tmp_path / "to", *SHORT, "--evaluation-list", tmp_path / "md5.txt"))
     # The copy of the first file is left out too
     assert data.manifest["facts"]["documents"] == {"train": 177, "test": 2}
-    text = " ".join(documents[3].split() + documents[17].split())
-    for number, second in enumerate(data.test.second):
-        assert data.vocabulary.text(data.test.original(number)[1 : second - 1]) in text
+    text = " ".join(" ".join(documents).split())
+    firsts = [data.test.original(number)[1 : second - 1] for number, second in enumerate(data.test.second)]
+    assert [first for first in map(data.vocabulary.text, firsts) if first not in text] == []
 
 
 VOCABULARY_ONLY = {"vocab.txt": SOURCE["vocab.txt"]}
@@ -498,8 +486,7 @@ def test_hdf5_files_of_the_submission_are_converted(folder: Path, pytorch_python
     assert by_content(open_data(tmp_path / "to").train) == by_content(take(0, 50))
     assert "h5py is not installed" in refused(run(*argv, "-o", tmp_path / "a"))
     write_files(tmp_path, {"train/part_0.hdf5": lambda content: content[: len(content) // 2]})
-    done = ran(*program, tmp_path / "b")
-    assert (done.returncode, "part_0.hdf5 cannot be read" in done.stderr) == (2, True)
+    assert "part_0.hdf5 cannot be read" in ran(*program, tmp_path / "b").stderr
 
 
 def flip(content: bytes, place: int) -> bytes:
@@ -574,25 +561,6 @@ def test_records_that_do_not_fit_together_are_refused(
     assert re.search(problem, refused(convert(copy, tmp_path / "to")))
 
 
-def test_same_text_in_other_samples_is_found() -> None:
-    text = np.random.RandomState(0).randint(5, 60000, size=40000).astype(np.uint16)
-    documents = Documents(text, list(range(0, 40001, 20)), [0, 1000, 2000])
-    # Samples without a random second segment have text of one document
-    train, again, other = (
-        samples.take(np.flatnonzero(samples.next == 0))
-        for seed, numbers in ((0, [0] * 20), (1, [0]), (2, [1]))
-        for samples in [
-            masking.make_samples(documents, numbers, Settings(512, 76, 1), NUMBERS, masking.stream(seed, 0))
-        ]
-    )
-    for held, share in ((again, 1.0), (other, 0.0)):
-        runs = np.unique(overlap.runs_of(held, NUMBERS)[0])
-        in_training = np.zeros(len(runs), bool)
-        overlap.mark_seen(in_training, runs, train, NUMBERS)
-        found = bool(overlap.find(held, NUMBERS, runs, in_training))
-        assert abs(in_training.mean() - share) < 0.02 and found == bool(share)
-
-
 # -- scores -----------------------------------------------------------------------------------------------
 
 
@@ -618,8 +586,6 @@ def test_scores_of_the_official_script(prediction: str, reference: str, exact: f
 def test_question_is_scored_with_its_best_reference() -> None:
     scores = answers.score(["The cat sat.", "dog"], [["a dog", "cat sat"], ["cat", "big dog", "bird"]])
     assert (scores.exact_match, scores.f1) == (50.0, pytest.approx(100 * (1 + 2 / 3) / 2))
-    with pytest.raises(ValueError, match="1 predictions for 2 questions"):
-        answers.score(["cat"], [["cat"], ["dog"]])
 
 
 # -- spans ------------------------------------------------------------------------------------------------
@@ -656,8 +622,7 @@ def test_answer_has_the_characters_of_the_paragraph() -> None:
     for answer in ("café", "Zoë's", "U.S.", "1895", "1895-1943"):
         first, last = windows.answer_tokens(text, Answer(answer, context.index(answer)))  # type: ignore[misc]
         assert context[text.begins[first] : text.ends[last]] == answer
-    # A combining accent belongs to its letter
-    assert (decomposed.ends[3], answers.text_of([], context)) == (len("cafe\u0301"), "")
+    assert decomposed.ends[3] == len("cafe\u0301"), "a combining accent belongs to its letter"
 
 
 # -- windows ----------------------------------------------------------------------------------------------
@@ -679,34 +644,6 @@ def test_windows_and_the_one_with_most_context(length: int, parts: list[tuple[in
 
 
 # -- data -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.training
-def test_every_answer_of_the_toy_data_set_is_in_a_window(toy: Callable[[str], Path]) -> None:
-    content = open_squad(toy("bert-squad"))
-    questions = content.manifest["facts"]["questions"]["test"], data.check_data(toy("bert-squad"), "bert-squad").name
-    assert questions == (len(content.questions), made.NAME)
-    answered = set()
-    for index in np.flatnonzero(content.test.start).tolist():
-        question, places = content.questions[content.test.question[index]], content.test.places(index)
-        answer = question.context[places.begins[content.test.start[index]] : places.ends[content.test.end[index]]]
-        assert answer in question.references
-        answered.add(int(content.test.question[index]))
-    assert answered == set(range(len(content.questions)))
-    assert len(content.test) > len(content.questions), "some paragraphs have several windows"
-
-
-def test_generated_paragraphs_depend_on_the_seed() -> None:
-    first, second, other = (made.paragraphs("test", seed) for seed in (0, 0, 1))
-    assert first == second != other
-
-
-def test_file_of_squad_is_read(tmp_path: Path) -> None:
-    question = {"id": "q1", "question": "Where does Ada live?", "answers": [{"text": "Old Bray", "answer_start": 13}]}
-    content = {"data": [{"title": "t", "paragraphs": [{"context": "Ada lives in Old Bray.", "qas": [question]}]}]}
-    (tmp_path / squad.TRAIN).write_text(json.dumps(content), encoding="utf-8")
-    read = Question("q1", "Where does Ada live?", (Answer("Old Bray", 13),))
-    assert squad.read(tmp_path / squad.TRAIN) == [Paragraph("Ada lives in Old Bray.", (read,))]
 
 
 @pytest.mark.parametrize(
