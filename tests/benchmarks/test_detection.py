@@ -295,12 +295,6 @@ def test_fields_of_another_type_are_named(fields: Content, message: str) -> None
     assert usable is None and message in errors[tables.INCOMPLETE]
 
 
-TOY_COUNTS = {
-    "images in train": 7, "images in val": 3, "images with annotations in train": 6,
-    "images with annotations in val": 2, "categories": 3,
-}  # fmt: skip
-
-
 def duplicate(key: str) -> dict[str, str]:
     entries = content_of("val")[key]
     return annotations("val", **{key: [*entries, entries[-1]]})
@@ -350,11 +344,27 @@ def test_boxes_may_exceed_their_image_by_less_than_a_pixel(source: Path, tmp_pat
 # -- COCO 2017 itself -----------------------------------------------------------------------------------
 
 
+TOY_COUNTS = {
+    "images in train": 7, "images in val": 3, "images with annotations in train": 6,
+    "images with annotations in val": 2, "categories": 3,
+}  # fmt: skip
+
+
 @pytest.fixture
 def publish_toy_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     for count in TOY_COUNTS.items():
         monkeypatch.setitem(preparation.PUBLISHED, *count)
     monkeypatch.setattr(published_sets, "load", dict)
+
+
+@pytest.mark.usefixtures("publish_toy_counts")
+def test_only_the_published_counts_are_coco(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = source.rename(tmp_path / "coco2017")
+    assert prepare(source, tmp_path / "full")[0].manifest["name"] == "coco2017"
+    monkeypatch.undo()
+    check_refusal("ssd", source, {}, ["coco2017 with 7 images in train | 118,287"], "--name", "coco2017")
+    assert prepare(source, tmp_path / "own")[0].manifest["name"] == "coco2017-own"
+    assert "118,287" in refused(run("--verify", tmp_path / "full"))
 
 
 @pytest.mark.usefixtures("publish_toy_counts")
