@@ -14,13 +14,13 @@ CPU_SECONDS = 20.0  # Reading all of it takes minutes; 1.5 on an idle core, more
 
 
 def compressed(piece: bytes, before: bytes = b"", after: bytes = b"") -> bytes:
-    """Return 1 GiB of ``piece`` as a gzip file of many members."""
+    # Return 1 GiB of ``piece`` as a gzip file of many members
     member = gzip.compress(piece * (GIB // PIECES // len(piece)), mtime=0)
     return gzip.compress(before, mtime=0) + member * PIECES + gzip.compress(after, mtime=0)
 
 
 def write(path: Path, name: str, piece: bytes, kind: bytes = tarfile.REGTYPE) -> Path:
-    """Write an archive with 1 GiB of ``piece`` in the member ``name``; a ZIP file has 128 MiB."""
+    # Write an archive with 1 GiB of ``piece`` in the member ``name``; a ZIP file has 128 MiB
     if path.suffix == ".zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(name, piece * (GIB // 8 // len(piece)))

@@ -143,10 +143,6 @@ def test_unknown_names_are_reported(call: Callable[[], object], message: str) ->
         call()
 
 
-def test_benchmark_has_a_short_and_a_full_name() -> None:
-    assert (catalogue.choose("resnet-mxnet"), RESNET.name) == (RESNET, "resnet")
-
-
 NCF = (paths.BENCHMARKS / "ncf" / "benchmark.toml").read_text(encoding="utf-8")
 
 

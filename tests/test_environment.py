@@ -10,7 +10,6 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock, call
 
 import pytest
 
@@ -25,6 +24,7 @@ from tests.results.result_logs import write_files
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     # An environment without packages, in a temporary cache
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(environment, "PROGRESS_SECONDS", 0.01)
     return Environment(
         framework="small",
         requirements=write_files(tmp_path, {"small.txt": "# nothing\n"}) / "small.txt",
@@ -84,15 +84,6 @@ def test_failed_environment_is_created_again_and_a_complete_one_is_not(
     flag.touch()
     printed = [ensure(broken, monkeypatch) for _ in range(2)]
     assert printed == [["making the small environment: small.txt"], []] and broken.is_ready
-
-
-def test_progress_of_a_slow_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "PROGRESS_SECONDS", 0.01)
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        report = Mock(side_effect=lambda line: report.call_count == 2 and child.communicate(b"\n"))
-        monkeypatch.setattr(environment.time, "monotonic", lambda: 61.0 * report.call_count)
-        assert environment._wait(child, report) == 0
-    assert report.call_args_list == [call("  0 s"), call("  61 s")]
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ def tracked_files() -> list[str]:
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel and the sdist from tracked files only: no caches, data or results."""
+    # Build the wheel and the sdist from tracked files only: no caches, data or results
     folder = tmp_path_factory.mktemp("dist")
     for name in tracked_files():
         copy = folder / "clone" / name
@@ -93,8 +93,6 @@ def test_installed_wheel_trains_without_the_checkout(installed: Path) -> None:
 
 
 def test_version_is_the_same_everywhere() -> None:
-    assert output_of("--version") == f"encore {__version__}\n"
-    for options in (["--version", "--json"], ["--json", "--version"]):
-        facts = json.loads(output_of(*options))
-        assert (facts["version"], len(facts["data_sha256"])) == (__version__, 64)
+    facts = json.loads(output_of("--json", "--version"))
+    assert (output_of("--version"), facts["version"]) == (f"encore {__version__}\n", __version__)
     assert yaml.safe_load((paths.ROOT / "CITATION.cff").read_text("utf-8"))["version"] == __version__

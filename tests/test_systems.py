@@ -123,11 +123,6 @@ def test_environment_of_the_ranks(
     assert rank_environment(name, system, *settings, **{variable: "7"})[variable] == "7", "set by the user"
 
 
-def test_environment_on_cpus_has_no_variables_of_gpus() -> None:
-    variables = rank_environment("resnet", "dgx1", "device=cpu", "precision=fp32", "layout=NCHW")
-    assert set(variables) == {"PYTHONUNBUFFERED", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "HOROVOD_CYCLE_TIME"}
-
-
 def test_variable_that_is_set_twice_is_refused() -> None:
     fields = catalogue.systems(catalogue.choose("resnet"))[-1].model_dump()
     environment = {"Dockerfile": {"OMP_NUM_THREADS": "1"}, "run.sh": {"OMP_NUM_THREADS": "2"}}
@@ -143,9 +138,7 @@ def test_systems_for_one_gpu_scale_a_submission(family: str, source: str) -> Non
     submission = resolve(choice, catalogue.find_system(choice, source, "v0.7"))
     rate = submission.get("learning_rate") / (submission.get("batch_size") * submission.ranks)
     keys = ("optimizer", "epochs", "warmup_epochs", "weight_decay", "momentum", "schedule")
-    systems = [s for s in catalogue.systems(choice) if s.kind == "derived" and s.system.startswith(family)]
-    assert systems
-    for one in (resolve(choice, system) for system in systems):
+    for one in (resolve(choice, s) for s in catalogue.systems(choice) if s.kind == "derived" and family in s.system):
         scaled = pytest.approx(rate * one.get("batch_size"), rel=1e-4)
         values = (one.get("learning_rate"), one.is_submitted, one.division, *map(one.get, keys))
         assert values == (scaled, False, "open", *map(submission.get, keys))

@@ -21,7 +21,7 @@ CPU_BEFORE = pytest.StashKey[float]()
 
 
 def record(step: str, seconds: float) -> None:
-    """Append a measured step to the file of times, if this test run has one."""
+    # Append a measured step to the file of times, if this test run has one
     if VARIABLE in os.environ:
         with Path(os.environ[VARIABLE]).open("a", encoding="utf-8") as file:
             file.write(f"{step}\t{seconds:.0f}\n")
@@ -29,7 +29,7 @@ def record(step: str, seconds: float) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Add the CPU time of a phase to its report, including child processes that have ended."""
+    # Add the CPU time of a phase to its report, including child processes that have ended
     report = yield
     now = sum(os.times()[:4])
     report.cpu_seconds = now - item.config.stash.get(CPU_BEFORE, now)

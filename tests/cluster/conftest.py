@@ -88,11 +88,11 @@ class Cluster:
         return next((value for key, _, value in pairs if key == name), "")
 
     def start_node(self, node: str, under: Sequence[str] = ()) -> None:
-        """Start the slurmd of a node; ``under`` is a prefix of its command, such as taskset."""
+        # Start the slurmd of a node; ``under`` is a prefix of its command, such as taskset
         self._daemon(node, [*under, "slurmd", "-D", "-N", node])
 
     def kill_node(self, node: str) -> None:
-        """Kill the slurmd of a node and all its processes, as a power failure would."""
+        # Kill the slurmd of a node and all its processes, as a power failure would
         daemon = self.daemons.pop(node)
         daemon.kill()
         for process in self._processes_on(node):
@@ -149,7 +149,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[Cluster]:
-    """Run the daemons in ``folder``, to which only root may write."""
+    # Run the daemons in ``folder``, to which only root may write
     folder.chmod(0o755)
     for name in ("state", "spool.n1", "spool.n2", "tmp.n1", "tmp.n2"):
         (folder / name).mkdir()
@@ -194,7 +194,7 @@ class Jobs:
     def submit(
         self, *arguments: str, benchmark: str = "resnet", sbatch: tuple[str, ...] = ("--nodes=2",), **call: Any
     ) -> str:
-        """Submit slurm/run.sub with OPTIONS, which ``arguments`` can override, and return the job number."""
+        # Submit slurm/run.sub with OPTIONS, which ``arguments`` can override, and return the job number
         script = (str(paths.ROOT / "slurm" / "run.sub"), benchmark, "--results", str(self.results))
         data = ("--data", str(self.data), *OPTIONS) if benchmark == "resnet" else ()
         self.results.mkdir(exist_ok=True)
@@ -202,7 +202,7 @@ class Jobs:
         return self.cluster.call("sbatch", "--parsable", log, *sbatch, *script, *data, *arguments, **call)
 
     def encore(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run an Encore command on this cluster that must exit with ``code``."""
+        # Run an Encore command on this cluster that must exit with ``code``
         command = (sys.executable, "-m", "encore.cli.app", *arguments)
         variables = {**self.cluster.environment, "COLUMNS": "160"}
         process = subprocess.run(
@@ -222,12 +222,12 @@ class Jobs:
         return self.folder(job) / f"experiment_{number}"
 
     def state(self, job: str, number: int = 0) -> tuple[str, str]:
-        """Return status and reason of an experiment."""
+        # Return status and reason of an experiment
         state = run_folder.Experiment(number, self.experiment(job, number)).state()
         return state.status, state.reason
 
     def wait_for_state(self, job: str, *states: str) -> None:
-        """Wait for one of these states in Slurm."""
+        # Wait for one of these states in Slurm
         wait_for(lambda: self.cluster.field(job, "JobState") in states, f"job {job} in {states}")
 
     def wait_for_step(self, job: str, step: int, number: int = 0) -> None:
@@ -238,7 +238,7 @@ class Jobs:
         return [psutil.Process(beat.pid) for beat in processes.heartbeats(self.experiment(job) / "heartbeat")]
 
     def restart(self, job: str) -> None:
-        """Start a requeued job now; Slurm would start it after two minutes."""
+        # Start a requeued job now; Slurm would start it after two minutes
         self.wait_for_state(job, "PENDING")
         wait_for(self.cluster.is_idle, "idle nodes")
         # slurmd rejects the credential of a job that finished in the same second.
@@ -246,7 +246,7 @@ class Jobs:
         self.cluster.call("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def assert_no_rank_runs(self) -> None:
-        """Check that all processes with this results folder exit."""
+        # Check that all processes with this results folder exit
 
         def is_rank(process: psutil.Process) -> bool:
             command = " ".join(process.info["cmdline"] or [])

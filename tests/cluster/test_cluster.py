@@ -24,7 +24,6 @@ from tests.cluster.conftest import OPTIONS, Cluster, Jobs, wait_for
 from tests.conftest import logged, losses, records
 from tests.machine.machines import write_program
 from tests.machine.test_preflight import GPU
-from tests.results.result_logs import write_files
 from tests.trainings import HANGS, PATIENCE, is_told
 
 ONE_EPOCH = ("--set", "epochs=1")
@@ -46,7 +45,7 @@ class Finished:
 
     @property
     def losses(self) -> list[float]:
-        """Losses of every run with this seed, interrupted or not."""
+        # Losses of every run with this seed, interrupted or not
         return curve(self.jobs, self.job)
 
 
@@ -91,7 +90,7 @@ def test_job_trains_on_two_nodes_and_is_followed_to_its_end(finished: Finished) 
 
 
 def has_sigterm(rank: psutil.Process) -> bool:
-    """Whether SIGTERM is pending at a suspended rank. A rank may also run again or have ended: Slurm sends SIGCONT."""
+    # Whether SIGTERM is pending at a suspended rank. A rank may also run again or have ended: Slurm sends SIGCONT.
     try:
         return rank.status() != psutil.STATUS_STOPPED or is_told(rank, signal.SIGTERM)
     except (psutil.NoSuchProcess, FileNotFoundError):
@@ -100,7 +99,7 @@ def has_sigterm(rank: psutil.Process) -> bool:
 
 @contextlib.contextmanager
 def suspended(ranks: list[psutil.Process]) -> Iterator[None]:
-    """Suspend the ranks, so that they cannot finish before the signal that the block sends arrives."""
+    # Suspend the ranks, so that they cannot finish before the signal that the block sends arrives
     for rank in ranks:
         rank.suspend()
     yield
@@ -133,7 +132,7 @@ def test_array_shares_a_run_folder_until_it_is_cancelled(jobs: Jobs) -> None:
         jobs.wait_for_step(array, 1, number)
 
     def shown_states() -> dict[str, str]:
-        """Return the states in `encore status`, without the jobs of other tests."""
+        # Return the states in `encore status`, without the jobs of other tests
         rows = json.loads(jobs.encore("status", "--results", str(jobs.results), "--json").stdout)["runs"]
         return {row["job"]: row["state"] for row in rows if row["job"].startswith((array, queued))}
 
@@ -156,18 +155,15 @@ def test_array_shares_a_run_folder_until_it_is_cancelled(jobs: Jobs) -> None:
 
 @pytest.mark.long
 def test_runs_of_one_job_have_different_seeds(jobs: Jobs) -> None:
-    job = jobs.submit("--runs", "2", *ONE_EPOCH, "--drop-caches")
+    job = jobs.submit("--runs", "2", *ONE_EPOCH)
     # For afterok a missed target is a failure only with --require-target.
     after = (f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes", "--nodes=2")
     dependent = jobs.submit("--require-target", *ONE_EPOCH, sbatch=after)
     jobs.wait_for_state(job, "COMPLETED", "FAILED")
     assert [jobs.state(job, number)[0] for number in (0, 1)] == ["not_reached"] * 2
     logs = [logged(jobs.folder(job) / f"result_{number}.txt") for number in (0, 1)]
-    seeds, cleared = (
-        [event["value"] for events in logs for event in events if event["key"] == key]
-        for key in ("seed", "cache_clear")
-    )
-    assert len(set(seeds)) == 2 and cleared == [os.access("/proc/sys/vm/drop_caches", os.W_OK)] * 2
+    seeds = {event["value"] for events in logs for event in events if event["key"] == "seed"}
+    assert len(seeds) == 2
     jobs.wait_for_state(dependent, "FAILED", "CANCELLED", "COMPLETED")
     assert (jobs.state(dependent)[0], jobs.cluster.field(dependent, "ExitCode")) == ("not_reached", "3:0")
 
@@ -229,63 +225,6 @@ def test_requeued_job_gives_the_same_losses(
     assert (jobs.state(job)[0], curve(jobs, job)) == ("not_reached", finished.losses), jobs.log(job)
     assert "resume with: " not in jobs.log(job), "Slurm resumes it, not the user"
     jobs.assert_no_rank_runs()
-
-
-@pytest.mark.long
-def test_full_file_system_ends_the_job(jobs: Jobs, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    jobs.cluster.call("mount", "-t", "tmpfs", "-o", "size=1100m", "none", str(disk))
-    try:
-        full = Jobs(jobs.cluster, disk / "results", jobs.data)
-        job = full.submit(*ENDLESS)
-        full.wait_for_step(job, 5)
-        with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
-            while file.write(bytes(2**20)):
-                pass
-        full.wait_for_state(job, "FAILED")
-        # The disk may have no room for the reason nor for the output of the batch script.
-        (disk / "filler").unlink()
-        assert full.cluster.field(job, "ExitCode") == "1:0"
-        full.assert_no_rank_runs()
-    finally:
-        jobs.cluster.call("umount", "--lazy", str(disk))
-
-
-@pytest.mark.long
-def test_job_without_its_image_fails_before_the_run(jobs: Jobs, tmp_path: Path) -> None:
-    # From another folder, so the script has to find the checkout
-    job = jobs.submit("--runtime", "docker", "--image", "encore/nowhere:none", cwd=tmp_path)
-    jobs.wait_for_state(job, "FAILED")
-    assert "hint:" in jobs.log(job) and not list(jobs.results.glob("[0-9]*"))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--nodes", "3"), "partition debug has 2"),
-        (("--nodes", "1", "--partition", "debgu"), "did you mean 'debug'?"),
-        (("--nodes", "1", "--time", "500"), "allows 01:00:00"),
-        (("--nodes", "1", "--data", "/nosuch"), "no data set in /nosuch"),
-        (("--nodes", "1", "--results", "/proc/x"), "hint:"),
-        (("--nodes", "1", "--runtime", "pyxis"), "Pyxis is not installed here"),
-        (("--nodes", "1", "--sbatch=--constraint=nosuch"), "sbatch:"),
-    ],
-)
-def test_impossible_job_is_not_submitted(jobs: Jobs, options: tuple[str, ...], message: str) -> None:
-    error = jobs.encore("submit", "resnet", "--data", str(jobs.data), *options, code=2).stderr
-    assert message in error and "Traceback" not in error
-    assert jobs.cluster.call("squeue", "--noheader") == ""
-
-
-@pytest.mark.long
-def test_doctor_checks_the_cluster(jobs: Jobs, tmp_path: Path) -> None:
-    jobs.encore("doctor", "--slurm", "--json")
-    write_files(tmp_path, {"own.toml": 'partition = "gpu"\nruntime = "pyxis"\nnetwork_interface = "nosuch0"\n'})
-    report = jobs.encore("doctor", "--slurm", "--cluster", f"{tmp_path}/own.toml", "--json", code=2).stdout
-    levels = {check["name"]: check["level"] for check in json.loads(report)["checks"]}
-    assert (levels["partition"], levels["runtime"], levels["network"]) == ("FAIL", "FAIL", "WARN")
 
 
 # A Python that crashes the second rank at its first start
@@ -355,7 +294,7 @@ class FaultyCluster:
         gpus: Sequence[dict[str, Any]] = (GPU, GPU),
         first_gpus: Sequence[dict[str, Any]] = (GPU, GPU),
     ) -> None:
-        """Run ``setup`` in the mount namespace of the second node and its slurmd ``under`` a command."""
+        # Run ``setup`` in the mount namespace of the second node and its slurmd ``under`` a command
         # slurmctld waits for minutes for a node that is lost while its job completes.
         wait_for(self.cluster.is_idle, "the end of the last gate")
         for node in ("n1", SECOND):
@@ -408,7 +347,7 @@ def gpu_with(**values: Any) -> dict[str, Any]:
 
 
 def replaced(output: str, path: str) -> dict[str, Any]:
-    """Mount the output of a command over a file."""
+    # Mount the output of a command over a file
     file = "/run/encore-fault"
     return {"setup": f"{output} > {file}\nchmod 755 {file}\nmount --bind {file} {path}"}
 
@@ -440,7 +379,7 @@ GATE_FAULT = "rows to remap"  # the others are left to make test-all
 
 
 def failures(result: node_checks.Verdict) -> set[str]:
-    """Return the failed checks without measurements: both nodes and other tests share the cores and the disk."""
+    # Return the failed checks without measurements: both nodes and other tests share the cores and the disk
     measured = (*(title for _, title, *_ in node_checks.MEASURED), "write of ", "read of ")
     return {check.name for check in result.checks if check.level == "FAIL" and not check.name.startswith(measured)}
 
@@ -455,15 +394,6 @@ def test_only_the_faulty_node_fails(faulty: FaultyCluster, name: str) -> None:
     verdicts = faulty.gate()
     assert any(line.startswith(reason.replace("{disk}", disk)) for line in verdicts[SECOND].reasons), verdicts
     assert verdicts[SECOND].level == "FAIL" and not failures(verdicts["n1"]), verdicts
-
-
-@pytest.mark.long
-def test_framework_measures_within_and_between_nodes(faulty: FaultyCluster, pytorch_python: Path) -> None:
-    # Rates of two nodes on the same cores are arbitrary, so only the existence of the measurements is checked.
-    faulty.start(gpus=[], first_gpus=[])
-    verdicts = faulty.gate("--python", str(pytorch_python))
-    assert "measuring between n1-n2" in faulty.messages
-    assert not set().union(*map(failures, verdicts.values())) & {"answer", "framework", "between nodes"}, verdicts
 
 
 @pytest.mark.long

@@ -139,12 +139,6 @@ def test_files_belong_to_the_caller(engine: EngineUnderTest, tmp_path: Path) -> 
     assert (status.st_uid, status.st_gid, engine.remains()) == (12345, 12345, [])
 
 
-@pytest.mark.long
-def test_checks_of_the_resnet_image_pass(docker: EngineUnderTest) -> None:
-    output = docker.make("test-image-resnet")
-    assert [line.split()[0] for line in output.splitlines()] == ["OK"] * 6
-
-
 @pytest.fixture(scope="module")
 def ncf_run(docker_with_pytorch: EngineUnderTest, encore: Encore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A run of NCF in the image on PyTorch's stand-in, on data that were prepared there

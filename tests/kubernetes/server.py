@@ -11,6 +11,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import parse_qs, urlsplit
 
 import kubernetes_validate
@@ -155,9 +156,7 @@ class Server(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
-
-    def log_message(self, *arguments: object) -> None:
-        pass
+    log_message = Mock()
 
     def _send(self, body: bytes, kind: str, code: int = 200) -> None:
         self.send_response(code)

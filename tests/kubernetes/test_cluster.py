@@ -28,7 +28,7 @@ from tests.results.result_logs import write_files
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """Start a cluster and set KUBECONFIG; the test may set the environment of its pods, or that they stay pending."""
+    # Start a cluster and set KUBECONFIG; the test may set the environment of its pods, or that they stay pending
     (tmp_path / "server").mkdir()
     with Server(tmp_path / "server") as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -38,7 +38,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def encore(*arguments: str, code: int = 0) -> str:
-    """Run a command in this process, which saves a second of imports, and return its output."""
+    # Run a command in this process, which saves a second of imports, and return its output
     process = in_process([sys.executable, "-m", "encore.cli.app", *arguments], os.environ)
     assert process.returncode == code, process.stdout + process.stderr
     return str(process.stdout + process.stderr)

@@ -74,7 +74,7 @@ def test_file_exists_while_telemetry_is_sampled(
 
 @pytest.fixture
 def hook() -> Iterator[tuple[str, list[Any]]]:
-    """An HTTP server that answers 200 to /ok and 500 to other paths; its address and the received JSON."""
+    # An HTTP server that answers 200 to /ok and 500 to other paths; its address and the received JSON
     received: list[Any] = []
 
     class Hook(http.server.BaseHTTPRequestHandler):

@@ -77,7 +77,7 @@ def test_matrix_is_found_in_the_text(text: str, kind: str, near: tuple[tuple[str
 
 
 def from_matrix(*rows: str) -> links.Server:
-    """Return a server with the links in the upper triangle of a matrix."""
+    # Return a server with the links in the upper triangle of a matrix
     gpus = tuple(f"GPU{number}" for number in range(len(rows) + 1))
     upper = {(gpus[i], gpus[j]): link for i, row in enumerate(rows) for j, link in enumerate(row.split(), start=i + 1)}
     return links.Server(gpus=gpus, links=upper | {(second, first): link for (first, second), link in upper.items()})

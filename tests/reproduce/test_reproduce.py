@@ -275,16 +275,6 @@ def test_values_that_are_read_from_scripts(tmp_path: Path, recorded: Recorded) -
     recorded("read.json", results)
 
 
-@pytest.mark.parametrize("name", [name for name, each in catalogue.choices().items() if each.benchmark.weights])
-def test_later_rounds_need_the_initial_weights_of_submissions(name: str) -> None:
-    choice = catalogue.choose(name)
-    for system in catalogue.systems(choice):
-        if system.kind == "submitted":
-            both = [system, system.model_copy(update={"kind": "later"})]
-            weights = [configuration.resolve(choice, s, s.nodes, s.gpus_per_node, []).needed_weights for s in both]
-            assert weights[0] == weights[1]
-
-
 def bert_script() -> str:
     system = catalogue.find_system(catalogue.choose("bert"), "dgxa100", "v0.7")
     options = {

@@ -21,7 +21,6 @@ from encore.results.compare.nearest import AS_GIVEN, How, Match
 from encore.results.compare.noise import (
     LEVEL,
     Series,
-    half_width,
     losses_of,
     noise_of,
     run_in_band,
@@ -203,11 +202,6 @@ def test_phase_fractions_add_up_to_the_printed_ratio(tmp_path: Path) -> None:
         if difference.name in ("start of training", "training", "evaluation")
     )
     assert percent == pytest.approx(100 * (result.score.ratio - 1), abs=0.15)
-    scaled = compare_with(replace(ours, scaling_factor=1.02), replace(theirs, scaling_factor=1.0), AS_GIVEN)
-    first, *parts = (factor.ratio for factor in scaled.factors)
-    assert (len(parts), math.prod(parts)) == (3, pytest.approx(first))
-    (sentence,) = (item.sentence for item in explain(scaled.current, theirs).differences if item.area == "score")
-    assert sentence.startswith("factor of the reference convergence: 1.02, theirs 1: the official score is the time")
 
 
 def test_train_samples_of_bert_are_no_hyperparameter(tmp_path: Path) -> None:
@@ -384,16 +378,15 @@ def test_damaged_metrics_and_another_interval_of_steps(tmp_path: Path) -> None:
     steps = metrics(losses)[1:]
     pairs = [{**b, "loss": (a["loss"] + b["loss"]) / 2} for a, b in zip(steps[::2], steps[1::2], strict=True)]
     pairs[20]["loss"] = math.nan
-    resumed = [*repeated, *junk, *metrics(losses, 20)]
-    write_files(ours.folder, {"experiment_0/metrics.jsonl": resumed, "experiment_1/metrics.jsonl": pairs})
+    resumed = {"experiment_0/metrics.jsonl": [*repeated, *junk, *metrics(losses, 20)]}
+    write_files(ours.folder, {**resumed, "experiment_1/metrics.jsonl": pairs})
     assert losses_of(ours)[0].values == tuple(losses)
     (result,) = noise_of(ours, write_side(tmp_path / "theirs", [*REFERENCE, [math.inf], REFERENCE[0][:9]]))
     complete, nan = result.runs
     assert (complete.verdict, len(complete.at), result.references) == ("inside", 60, 5)
     assert (nan.first.at, nan.first.epoch, nan.outside, nan.at) == (42, 3, 1, tuple(range(2, 41, 2)))
-    printed = result.note + [*result.lines()][-1] + json.dumps(result.as_json(), allow_nan=False)
-    texts = ("2 runs of theirs left out", "first outside at step 42 (epoch 3): not finite")
-    assert [text for text in texts if text not in printed] == []
+    assert "2 runs of theirs left out" in result.note + json.dumps(result.as_json(), allow_nan=False)
+    assert "first outside at step 42 (epoch 3): not finite" in [*result.lines()][-1]
 
 
 @pytest.mark.parametrize(("count", "steps"), [(2, 2), (2, 300), (6, 60)])
@@ -408,10 +401,7 @@ def test_properties_of_the_band(count: int, steps: int) -> None:
         )
     )  # fmt: skip
     assert (same.verdict, same.twin, same.outside, centre.verdict) == ("identical", references[0].number, 0, "inside")
-    scaled = run_in_band(series(10 * rows[0]), [series(10 * row) for row in rows[1:]], is_loss=True, level=LEVEL)
-    for same_width in (reverse.half_width, np.divide(scaled.half_width, 10).tolist()):
-        assert same_width == pytest.approx(band.half_width)
-    assert (half_width(rows[1:], 0, 0.99) >= half_width(rows[1:], 0, 0.9)).all()
+    assert reverse.half_width == pytest.approx(band.half_width)
     # A shift by three bands is found where it begins, or a fiftieth of the run later
     shifted = series(mean + 3 * max(band.half_width) * (np.arange(steps) >= start))
     late = run_in_band(shifted, references, is_loss=True, level=LEVEL)

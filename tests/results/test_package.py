@@ -140,8 +140,8 @@ def test_run_folders_of_one_system_are_one_set(tmp_path: Path) -> None:
     (system,) = (path.name for path in (package.folder / "results").iterdir())
     files = {str(file) for file in contents(package.folder / "benchmarks" / "resnet" / "implementations" / system)}
     assert {"run_0/run.json", "run_1/config.json", "code/resnet/benchmark.toml"} <= files
-    division = json.loads((package.folder / "systems" / f"{system}.json").read_text())["division"]
-    assert (package.sets, package.logs, division, check_package(package).accepted) == (1, 5, "open", True)
+    assert '"division": "open"' in (package.folder / "systems" / f"{system}.json").read_text("utf-8")
+    assert (package.sets, package.logs, check_package(package).accepted) == (1, 5, True)
 
 
 def test_gzip_is_unpacked_and_old_archives_are_not_changed(tmp_path: Path) -> None:

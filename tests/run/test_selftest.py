@@ -169,15 +169,6 @@ def test_all_reduce_has_a_minimum_from_the_links(
     assert (row.result, text in row.found) == (result, True), row
 
 
-@pytest.mark.parametrize("name", catalogue.benchmarks())
-def test_published_speeds_have_a_source(name: str) -> None:
-    figures = catalogue.parse(published_speed.Figures, paths.benchmark_folder(name) / "published_speed.toml").figures
-    assert all(figure.source and figure.conditions for figure in figures)
-    # The submissions of the others have only times, or only later GPUs
-    others = {"minigo", "gpt-oss-20b", "llama2-70b-lora", "llama31-8b"}
-    assert name in others or {figure.gpu for figure in figures} >= {"V100", "A100"}
-
-
 def test_speed_is_compared_with_the_published_one() -> None:
     cases = [("resnet", "NVIDIA H200"), ("ncf", "NVIDIA B200"), ("resnet", "NVIDIA GH200 480GB")]
     assert [published_speed.next_to_published(name, gpu, 5500.0) for name, gpu in cases] == [
@@ -271,19 +262,6 @@ def test_checks_of_one_benchmark_pass_on_a_cpu(encore: Encore, pytorch_python: P
         "all-reduce": "GB/s bus bandwidth between 2 ranks; no floor",
     }  # fmt: skip
     assert [check for check, text in texts.items() if text not in rows["dlrm", check]["found"]] == []
-
-
-@pytest.mark.long
-def test_input_and_evaluation_checks_on_a_cpu(encore: Encore, pytorch_python: Path) -> None:
-    words = ("resnet-pytorch", "ssd", "ncf", "--check-seconds", "600", "--time-limit", "1500")
-    rows = checks_on_a_cpu(encore, pytorch_python, *words, "--only", "input", "--only", "evaluation")
-    assert {key: row["result"] for key, row in rows.items()} == {
-        **{(name, "input"): "OK" for name in words[:2]},
-        **{(name, "evaluation"): "SKIPPED" for name in words[:2]},
-        ("ncf", "evaluation"): "OK",
-    }
-    assert all("images/s of real size" in rows[name, "input"]["found"] for name in words[:2])
-    assert rows["ssd", "evaluation"]["found"] == "a batch takes minutes on a CPU"
 
 
 CHECKED: list[str] = []

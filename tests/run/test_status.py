@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -246,10 +245,8 @@ def test_newest_runs_come_first_and_unfinished_ones_are_always_shown(tmp_path: P
     old = make_run(tmp_path, [RUNNING], "-job12", "12").path.rename(tmp_path / "20251120T100000Z-resnet-job12")
     rows = status.overview(tmp_path, status.Queue((job("12", "RUNNING"),), True), 3)
     assert [row.run.name[:8] for row in rows if row.run] == ["20261119", "20261118", "20261117", "20251120"]
-    assert len(status.overview(tmp_path, status.Queue(), None)) == 11
-    assert control.newest(tmp_path).path == rows[0].run and control.folder_of("12", tmp_path) == run_folder.RunFolder(
-        old
-    )
+    newest, found = control.newest(tmp_path), control.folder_of("12", tmp_path)
+    assert (newest.path, found) == (rows[0].run, run_folder.RunFolder(old))
 
 
 @pytest.mark.parametrize(
@@ -336,23 +333,14 @@ def test_job_is_found_by_the_results_folder_in_its_comment(tmp_path: Path, monke
     assert control.newest(tmp_path / "nothing here").path == run.path
 
 
-@pytest.mark.parametrize(("state", "expected"), [("PENDING", "queued"), ("COMPLETED", "reached")])
-def test_job_that_resumes_a_run_shares_its_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, expected: str
-) -> None:
-    # The second experiment ended first, so the newest job of the run belongs to another experiment
-    reached = run_folder.ExperimentState(status="reached", started=files.utc_now(), job="12")
-    first = replace(reached, status="interrupted") if expected == "queued" else replace(reached, job="13")
-    run, elsewhere = make_run(tmp_path, [first, reached], "-job12", "12"), tmp_path / "elsewhere"
-    again = job("13", state, title="encore-resnet", comment=f"encore:{tmp_path}|{run.path.name}")
+def test_job_that_resumes_a_run_shares_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = run_folder.ExperimentState(status="interrupted", started=files.utc_now(), job="12")
+    run = make_run(tmp_path, [stopped], "-job12", "12")
+    again = job("13", "PENDING", title="encore-resnet", comment=f"encore:{tmp_path}|{run.path.name}")
     in_queue(monkeypatch, ())
-    others = (job("12", "CANCELLED", title="encore-resnet"), replace(again, name="14", number="14"))
-    for results, queued in ((tmp_path, (others[0], again)), (elsewhere, (again, others[1]))):
-        rows = [(row.state, row.run) for row in status.overview(results, status.Queue(queued, True), None)]
-        assert rows == [(expected, run.path)]
-    # A job of another cluster made a folder of the same number.
-    make_run(tmp_path, [reached], "-job13", "13")
-    assert [control.folder_of("13", results, [again]) for results in (tmp_path, elsewhere)] == [run, run]
+    for results in (tmp_path, tmp_path / "elsewhere"):
+        rows = [(row.state, row.run) for row in status.overview(results, status.Queue((again,), True), None)]
+        assert (rows, control.folder_of("13", results, [again])) == ([("queued", run.path)], run)
 
 
 def test_rewritten_metrics_are_read_again(tmp_path: Path) -> None:
@@ -470,9 +458,8 @@ def test_lines_of_a_run_are_not_repeated() -> None:
     view, progress = progress_display.RunView(screen), progress_of(resumed, training_step(4, 1.0))
     view.start("experiment 1/1")
     for slow in ("", "rank 1 is slow", "rank 1 is slow", ""):
-        progress.slow = slow
+        progress.slow, view._next = slow, 0.0
         view.update(progress)
-        view._next = 0.0
     progress.add(evaluation(1, accuracy=0.9))
     view.update(progress)
     assert screen.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
@@ -510,12 +497,11 @@ def test_line_of_80_columns_has_the_time_left_and_the_quality(
 
 
 def test_other_nodes_of_a_job_are_sampled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, job = tmp_path / "telemetry.jsonl", queue.Allocation(job="7", nodes=("n1", "n2", "n3", "n4"))
     monkeypatch.setattr(node, "name", lambda: "n1")
-    ((*srun, python, _, module, output),) = step.samplers(job, 3, file)
-    assert (python, module, output) == (sys.executable, "encore.machine.telemetry", str(file))
-    assert {"srun", "--nodes=2", "--nodelist=n2,n3", "--overlap"} <= set(srun) and "--input=none" not in srun
-    assert step.samplers(job, 1, file) == () == step.samplers(queue.Allocation(job="JOB", nodes=("n1", "n2")), 2, file)
+    jobs = [queue.Allocation(job=name, nodes=("n1", "n2", "n3", "n4")) for name in ("7", "JOB")]
+    command, *none = (step.samplers(*of_job, tmp_path) for of_job in ((jobs[0], 3), (jobs[0], 1), (jobs[1], 2)))
+    assert {"srun", "--nodes=2", "--nodelist=n2,n3", "--overlap", "encore.machine.telemetry"} <= set(*command)
+    assert none == [(), ()]
 
 
 def test_doctor_without_a_job_checks_this_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -334,11 +334,13 @@ def test_toy_data_set_does_not_replace_a_requested_one(
     for requested in (plan(system="dgxa100"), plan(data=tmp_path)):
         assert requested.configuration.system.kind != "small" and requested.toy_data_set == ""
     folder, here = tmp_path / "data" / "resnet", node.this_node()
-    (folder / "parts").mkdir(parents=True)
-    assert not planning.means_toy_data_set(CHOICE, here)
-    for name, is_toy in (("imagenet", False), ("digits", True)):
-        content = {"schema": 1, "benchmark": "resnet", "name": name, "id": "x", "classes": [], "splits": {}}
-        (folder / "dataset.json").write_text(json.dumps(content), encoding="utf-8")
+    manifest = {"schema": 1, "benchmark": "resnet", "id": "x", "classes": [], "splits": {}}
+    for name, content, is_toy in (
+        ("parts/0", {}, False),
+        ("dataset.json", {**manifest, "name": "imagenet"}, False),
+        ("dataset.json", {**manifest, "name": "digits"}, True),
+    ):
+        write_files(folder, {name: content})
         assert planning.means_toy_data_set(CHOICE, here) is is_toy
     monkeypatch.setattr(node, "this_node", lambda: dataclasses.replace(here, gpus=()))
     assert plan().toy_data_set == ""

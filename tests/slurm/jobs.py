@@ -23,7 +23,7 @@ def job(name: str, state: str, reason: str = "", title: str = "encore", user: st
 
 
 def in_queue(monkeypatch: pytest.MonkeyPatch, jobs: Iterable[queue.Job], elsewhere: Iterable[queue.Job] = ()) -> None:
-    """Give the cluster ``here`` the queue ``jobs`` and the cluster ``far`` the queue ``elsewhere``."""
+    # Give the cluster ``here`` the queue ``jobs`` and the cluster ``far`` the queue ``elsewhere``
     queues = {"": list(jobs), "--clusters=far": list(elsewhere)}
 
     def find_jobs(name: str, option: str = "") -> list[queue.Job]:

@@ -403,13 +403,6 @@ def partitions(monkeypatch: pytest.MonkeyPatch) -> dict[str, cluster_checks.Part
     return cluster_checks.partitions()
 
 
-def test_partitions_are_read_from_sinfo(partitions: dict[str, cluster_checks.Partition]) -> None:
-    gpu, cpu, old = partitions["gpu"], partitions["cpu"], partitions["old"]
-    assert (gpu.is_default, gpu.max_minutes, gpu.gpus, gpu.nodes(), gpu.nodes(up=True)) == (True, 2880, 8, 11, 9)
-    assert (gpu.nodes(8), gpu.nodes(4), gpu.nodes(4, "v100"), gpu.nodes(8, "v100")) == (8, 11, 3, 0)
-    assert (cpu.gpus, cpu.nodes(), cpu.max_minutes, old.state, old.gpus) == (None, 10, None, "down", 8)
-
-
 @pytest.mark.usefixtures("partitions")
 @pytest.mark.parametrize(
     ("options", "names", "gpu_type", "message"),

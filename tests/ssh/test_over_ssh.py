@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from encore import paths
 from encore.machine import processes
 from tests.conftest import Encore, losses, only_run, records
 from tests.machine.machines import write_program
@@ -87,7 +85,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
 
 
 def other_host_name() -> tuple[str, ...]:
-    """Return a prefix that sets another host name, which Gloo can resolve; empty if the kernel forbids it."""
+    # Return a prefix that sets another host name, which Gloo can resolve; empty if the kernel forbids it
     command = ("unshare", "--uts", "sh", "-c", 'hostname localhost && exec "$@"', "sh")
     if shutil.which("unshare") is None or subprocess.run([*command, "true"], check=False).returncode != 0:
         return ()
@@ -103,7 +101,7 @@ def start_run(sshd: Sshd, data: Path, results: Path, launcher: str, *options: st
 
 
 def assert_no_ssh_session(sshd: Sshd) -> None:
-    """Check that no ssh client with the configuration of the test runs; other tests may use ssh at the same time."""
+    # Check that no ssh client with the configuration of the test runs; other tests may use ssh at the same time
     configuration = f"{sshd.path.partition(os.pathsep)[0]}/ssh_config"
     commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
     assert not [command for command in commands if configuration in command]
@@ -152,15 +150,6 @@ def test_hanging_rank_on_the_other_host_is_ended(sshd: Sshd, few_digits: Path, t
     assert "hangs" in output and sshd.host in output, output
     wait_until(lambda: not any(map(processes.is_running, ranks)), "the end of the ranks")
     assert_no_ssh_session(sshd)
-
-
-@pytest.mark.slow
-def test_command_runs_on_every_host(sshd: Sshd, tmp_path: Path) -> None:
-    show = f'echo "$(uname -n) $PET_NODE_RANK ${{VARIABLE-none}}" > {tmp_path}/$PET_NODE_RANK; exit $PET_NODE_RANK'
-    command = [sys.executable, "-m", "encore.ssh.each_host", "--hosts", "no-such-host.invalid,127.0.0.2", "--"]
-    variables = {"PATH": sshd.path, "PYTHONPATH": str(paths.ROOT), "VARIABLE": "x"}
-    process = subprocess.run([*command, "sh", "-c", show], env=variables, check=False, timeout=PATIENCE)
-    assert (process.returncode, (tmp_path / "1").read_text()) == (1, f"{sshd.host} 1 x\n")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.3", "no-such-host.invalid"])
