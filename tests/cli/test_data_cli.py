@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -255,8 +254,6 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.delenv("http_proxy", raising=False)
-    # A background job of a shell ignores SIGINT.
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         # A token is required for files of a repository, if it is set
         vars(server).update(
@@ -267,7 +264,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield server
         server.stopped.set()
         server.shutdown()
-    signal.signal(signal.SIGINT, previous)
 
 
 @pytest.fixture

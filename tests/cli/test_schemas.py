@@ -14,15 +14,11 @@ from benchmarks.common.data import manifest
 from encore import paths
 from encore.cli import schemas
 from encore.cli.app import app
-from encore.containers import images
 from encore.errors import EncoreError
 from encore.lab.submissions import bundle
-from encore.machine import node_checks
-from encore.machine.preflight import Check
 from encore.run import run_folder
 from tests.cli.test_docs import leaf_commands
 from tests.command_line import error_of, output_of
-from tests.json_schemas import validate_file
 from tests.results.result_logs import write_files
 
 SOURCE = "".join(path.read_text(encoding="utf-8") for path in (paths.ROOT / "encore" / "cli").glob("*.py"))
@@ -46,14 +42,6 @@ def test_every_command_with_json_has_a_schema() -> None:
 def test_versions_equal_those_of_the_files() -> None:
     versions = [schemas.published()[name].version for name in ("run", "bundle", "dataset")]
     assert versions == [run_folder.SCHEMA, bundle.SCHEMA, manifest.SCHEMA]
-
-
-def test_locks_and_verdicts_match_their_schemas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images.record("registry/image:1", "sha256:0", tmp_path / "images.lock")
-    validate_file("images-lock", tmp_path / "images.lock")
-    monkeypatch.setattr(node_checks, "folder", lambda: tmp_path)
-    node_checks.store([node_checks.Verdict("n1", (Check("WARN", "kernel", "another one", "update it"),))])
-    validate_file("gate", tmp_path / "n1.json")
 
 
 # -- compatibility of two versions ----------------------------------------------------------------------

@@ -64,11 +64,6 @@ def test_manifest_matches_the_golden_file(
     recorded(f"{kind}.yaml", re.sub(r"(name: (LOGNAME|USER)\n +value:) .*", r"\1 NAME", text))
 
 
-def test_unknown_key_in_the_cluster_file_is_rejected(submit: Submit, tmp_path: Path) -> None:
-    (tmp_path / "cluster.toml").write_text("[kubernetes]\nnamspace = 'a'\n", encoding="utf-8")
-    assert "kubernetes.namespace" in submit("ncf", "1", "--cluster", str(tmp_path / "cluster.toml"), code=2)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

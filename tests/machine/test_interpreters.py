@@ -1,7 +1,6 @@
 """The host runtime with a Python of the user: its facts, its problems, and the start of ranks with it."""
 
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from encore.configuration import Configuration
 from encore.containers import checks, renderers, runtimes
 from encore.errors import EncoreError
 from encore.job import training_job
-from encore.machine import preflight
 from encore.run import planning
 from encore.slurm.cluster import Cluster
 from tests.conftest import Encore, Study, losses
@@ -34,18 +32,6 @@ def test_python_with_pytorch_for_cpus(pytorch_python: Path) -> None:
     assert (cpu.level, gpu.level, "built for CPUs" in gpu.found) == ("OK", "FAIL", True)
 
 
-def check_python(python: Path) -> preflight.Check:
-    check = checks.check_host(runtimes.query_python(runtimes.Target(python=python), CHOICE, {}), configured("cpu"))
-    assert check.level == "FAIL"
-    return check
-
-
-def test_python_without_the_framework_is_rejected() -> None:
-    check = check_python(Path(sys.executable))
-    assert f"{sys.executable} -m pip --python {sys.executable} install" in check.hint
-    assert "cannot import nvidia.dali.plugin.pytorch (ModuleNotFoundError" in check.found
-
-
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -62,8 +48,9 @@ def test_file_that_is_not_a_python_is_rejected(tmp_path: Path, text: str | None,
     if text is not None:
         file.write_text(text, encoding="utf-8")
         file.chmod(0o755 if text else 0o644)
-    check = check_python(file)
-    assert found in check.found and "Python 3.8 or later" in check.found and "--python" in check.hint, check
+    check = checks.check_host(runtimes.query_python(runtimes.Target(python=file), CHOICE, {}), configured("cpu"))
+    assert check.level == "FAIL" and found in check.found
+    assert "Python 3.8 or later" in check.found and "--python" in check.hint, check
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,7 @@ def test_file_exists_while_telemetry_is_sampled(
     path = tmp_path / "encore-20261126-run-experiment_0.prom"
     for folder in ("", tmp_path / "none", tmp_path):
         monkeypatch.setenv(openmetrics.VARIABLE, str(folder))
-        file = openmetrics.Textfile(experiment)
-        file.write(READING)
+        openmetrics.Textfile(experiment).write(READING)
     with telemetry.sample_nodes(experiment / "telemetry.jsonl"):
         wait_until(path.exists, "the first text file")
         assert "encore_cpu_used_ratio" in path.read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from encore import catalogue
-from encore.results.compare.compare import Verdict, compare, compare_with, decide, length_factor, make_factor
+from encore.results.compare.compare import Verdict, compare, compare_with, decide, make_factor
 from encore.results.compare.explain import explain
 from encore.results.compare.loss_curve import loss_verdict
 from encore.results.compare.nearest import AS_GIVEN, How, Match
@@ -119,30 +119,6 @@ def test_extreme_times_have_a_finite_interval_or_none(ours: list[float], theirs:
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------
-
-FORTY_EPOCHS = [(40.0 + 0.01 * number, 40.0) for number in range(5)]
-
-
-@pytest.mark.parametrize(
-    ("runs", "verdict"),
-    [
-        ([(44.0, 44.0)], Verdict.UNDECIDED),  # four epochs more may be chance
-        ([(44.0, 40.0)], Verdict.SLOWER),
-        ([(44.0, 44.0), (44.01, 44.0), (43.99, 44.0)], Verdict.CONVERGES_DIFFERENTLY),
-    ],
-)
-def test_a_single_run_shows_no_difference_in_epochs(runs: Runs, verdict: Verdict) -> None:
-    assert verdict_of(runs, FORTY_EPOCHS) is verdict
-    assert length_factor("epochs", Sample.of([44.0]), Sample.of([40.0] * 5)).interval is None
-
-
-@pytest.mark.parametrize(
-    ("minutes", "verdict"), [([40.0, 40.1, 39.9], Verdict.REPRODUCED), ([40.0, 46.0, 49.0], Verdict.UNDECIDED)]
-)
-def test_the_pace_of_an_epoch_does_not_decide_the_verdict(minutes: list[float], verdict: Verdict) -> None:
-    score = make_factor("time", "min", Sample.of(minutes), Sample.of([40.0, 40.1, 39.9]))
-    pace = make_factor("minutes per epoch", "min", Sample.of([1.10, 1.101, 1.099]), Sample.of([1.0, 1.001, 0.999]))
-    assert (pace.is_beyond(MARGIN), decide(score, pace, None, MARGIN, single=False)[0]) == (True, verdict)
 
 
 RUNS = st.lists(st.tuples(st.floats(30.0, 60.0), st.integers(30, 50).map(float)), min_size=2, max_size=10)

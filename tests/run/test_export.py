@@ -44,9 +44,7 @@ def test_served_model_has_the_quality_of_the_run(
     evaluated(encore, folder, run.folder, content, "--max-batch-size", "65536")
     facts = {"quality": {"hit_rate": quality(evaluations(run.metrics)[-1])}, "commit": passport["code"]["commit"]}
     assert content["reached"] and content == {**files.read_json(folder / "export.json"), **facts}
-    sources = (content["run"]["name"], content["run"]["id"], content["data"]["id"])
-    assert sources == (run.folder.name, passport["sha256"], passport["data"]["id"])
-    assert [array["shape"] for array in (*content["inputs"], *content["outputs"])] == [[-1]] * 3
+    assert (content["run"]["id"], content["data"]["id"]) == (passport["sha256"], passport["data"]["id"])
     with np.load(folder / "example.npz") as example:
         assert {name: example[name].dtype.name for name in example} == {
             "users": "int64",

@@ -115,10 +115,7 @@ def test_shards_of_the_weights_are_checked_and_recorded(tmp_path: Path) -> None:
 def test_file_without_weights_fails_the_preflight(
     name: str, content: bytes | None, message: str, tmp_path: Path
 ) -> None:
-    if content is None:
-        (tmp_path / name).mkdir()
-    else:
-        (tmp_path / name).write_bytes(content)
+    write_files(tmp_path, {f"{name}/file": ""} if content is None else {name: content})
     for config in (lora(f"base={name}"), small("llama2-70b-lora", f"base={name}")):
         (check,) = preflight.check_weights(config, tmp_path)
         assert (check.level, f"{tmp_path / name} {message}" in check.found) == ("FAIL", True), check.found
