@@ -1,4 +1,4 @@
-"""Minigo: records, schedule, positions, preparation, a killed run; rules, SGF, GTP, search and the build."""
+"""Minigo: records, schedule, positions, preparation, a killed run; rules, SGF, GTP, search, bench and build."""
 
 import io
 import random
@@ -28,6 +28,7 @@ from benchmarks.minigo.engine import (
     Position,
     Rules,
     Search,
+    bench,
     build,
     name_of,
 )
@@ -643,6 +644,11 @@ def test_a_match_is_that_of_the_reference(seed: int, number: int, recorded: tupl
 
 
 # -- speed and build -------------------------------------------------------------------------------------
+
+
+def test_the_bench_measures_the_search() -> None:
+    found = bench.measure_all(size=5, readouts=16, seconds=0.01, repeats=1, threads=2)
+    assert {"engine", "engine_2_threads"} <= found.keys() and min(found.values()) > 0
 
 
 def test_missing_or_failing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

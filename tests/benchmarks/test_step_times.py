@@ -1,6 +1,5 @@
 """Step times and waiting time of a rank, with threads and clocks that the test controls."""
 
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -26,6 +25,7 @@ from encore.results.compliance.compliance import check
 from encore.results.logs.run_log import read_run
 from encore.results.rules import canonical
 from encore.run import run_metadata
+from tests.preparing import write_files
 from tests.trainings import wait_until
 
 RANKS = Ranks(3, 4, 1, 2, None)
@@ -46,9 +46,8 @@ class Rank:
 
     def set_threads(self, *states: str) -> None:
         for name, state in zip(("11", "12"), states, strict=True):
-            (self.tasks / name).mkdir(parents=True, exist_ok=True)
-            (self.tasks / name / "stat").write_text(f"{name} (python (train) {state} 1 1")
-            (self.tasks / name / "schedstat").write_text(f"5 {round((self.now - 1000) * 1e8)} 7")
+            stat, schedstat = f"{name} (python (train) {state} 1 1", f"5 {round((self.now - 1000) * 1e8)} 7"
+            write_files(self.tasks / name, {"stat": stat, "schedstat": schedstat})
 
     def follow(self, samples: Iterator[Callable[[], object]]) -> list[dict[str, Any]]:
         # Return the lines; the end of the samples is the end of the training
@@ -110,35 +109,8 @@ def test_windows_grow_from_five_seconds_to_a_minute(tmp_path: Path, monkeypatch:
     assert [line["window"] for line in lines] == [5, 5, 5, 8, 12, 18, 27, 40, 60, 60, 5]
 
 
-def test_only_steps_of_the_training_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(tmp_path, monkeypatch, LIBRARY)
-    rank.times.add(range(1))
-    rank.times.stop()
-    with rank.times.fetching():
-        fetching = rank.times._fetching
-    assert (fetching, rank.times._fetching, rank.follow(iter([]))) == (True, False, [])
-
-
-def test_states_of_real_threads() -> None:
-    end, data = threading.Event(), bytes(2**22)
-
-    def compute() -> None:
-        while not end.is_set():
-            hashlib.sha256(data)  # Without the lock of the interpreter
-
-    threads = [threading.Thread(target=target) for target in (compute, end.wait)]
-    for thread in threads:
-        thread.start()
-    try:
-        busy, idle = (step_times.threads() - {str(thread.native_id)} for thread in threads)
-        wait_until(lambda: step_times.is_working(busy), "a thread that computes")
-        wait_until(lambda: not step_times.is_working(idle), "a thread that sleeps")
-        assert str(threads[0].native_id) in step_times.delays()
-    finally:
-        end.set()
-
-
 def test_lines_are_written_during_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The states of real threads
     monkeypatch.setattr(step_times, "SAMPLE_SECONDS", 0.01)
     monkeypatch.setattr(step_times, "FIRST_SECONDS", 0.01)
     times, path = StepTimes(tmp_path, RANKS, SimpleNamespace(total=0.0), set()), tmp_path / "rank_3.jsonl"
@@ -146,7 +118,7 @@ def test_lines_are_written_during_the_training(tmp_path: Path, monkeypatch: pyte
     times.add(range(1))
     wait_until(lambda: bool(path.read_text()), "a line")
     times.end()
-    assert len(path.read_text().splitlines()) == 1
+    assert len(path.read_text().splitlines()) == 1 and str(threading.get_native_id()) in step_times.delays()
 
 
 STEPS = 1000  # Steps per epoch, for events that count steps
@@ -179,15 +151,13 @@ def write_log(path: Path, choice: Choice, configuration: Configuration) -> None:
     # The benchmarks that pretrain a language model share their keys
     has_own_keys = importlib.util.find_spec(f"{package}.mlperf") is not None
     keys = importlib.import_module(f"{package}.mlperf") if has_own_keys else llama_keys
-    wording = keys.WORDING if has_own_keys else llama_keys.wording(choice.folder.name)
     config = config_class(choice.folder)(**configuration.plain())
-    targets = choice.benchmark.targets(configuration.plain())
+    targets, full = choice.benchmark.targets(configuration.plain()), choice.benchmark.full_data
     run_metadata.write_log_header(path, configuration, node.this_node(), cache_cleared=True)
-    log = log_of(wording, path, 0, config.round)
+    log = log_of(keys.WORDING if has_own_keys else llama_keys.wording(choice.folder.name), path, 0, config.round)
     log.init_start(seed=7)
     log.init_stop()
     log.run_start()
-    full = choice.benchmark.full_data
     sizes = keys.data(COUNTS, full.train_samples, 1) if hasattr(keys, "data") else {}
     sizes = sizes or samples(full.train_samples, full.eval_samples)
     for key, value in {**hyperparameters(keys, config, configuration.ranks), **sizes}.items():
@@ -206,7 +176,7 @@ def test_log_passes_the_checker_of_its_round(tmp_path: Path, choice: Choice, sys
     path = tmp_path / "result_0.txt"
     write_log(path, choice, resolve(choice, system, system.nodes, system.gpus_per_node, []))
     prefix = {"v0.5": f":::MLPv0.5.0 {choice.name} ", "v0.6": ":::MLL "}.get(system.round, ":::MLLOG ")
-    assert [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith(prefix)] == []
+    assert all(line.startswith(prefix) for line in path.read_text(encoding="utf-8").splitlines())
     findings, run = check(path, f"{system.round[1:]}.0").findings, read_run(path)
     # Minigo's data are the games that it generates: this log has none
     allowed = ("minigo", "small_data")

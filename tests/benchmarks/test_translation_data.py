@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -174,10 +173,9 @@ def test_codes_of_another_text_are_refused(tmp_path: Path) -> None:
 
 def test_special_entries_and_text_of_ids() -> None:
     vocabulary = Vocabulary((*words.SPECIAL, "a@@", "b"))
-    special = tuple(vocabulary.entries[number] for number in (PAD, UNK, BOS, EOS))
     texts = [vocabulary.text(ids) for ids in ([BOS, 4, 5, 5, EOS, 4], [5, 4, PAD], [UNK, 99, 6])]
-    assert (special, texts, vocabulary.size, vocabulary.padded(8), vocabulary.padded(6)) == (
-        words.SPECIAL, ["ab b", "b a", "<unk> <unk> <unk>"], 6, 8, 6,
+    assert (texts, vocabulary.size, vocabulary.padded(8), vocabulary.padded(6)) == (
+        ["ab b", "b a", "<unk> <unk> <unk>"], 6, 8, 6,
     )  # fmt: skip
 
 
@@ -314,18 +312,6 @@ def test_orders_equal_the_recorded_ones(
     assert first.batch(1, ranks - 1, ranks).tolist() == last_of_step_1.tolist()
 
 
-def test_batches_of_tokens_have_limited_padding() -> None:
-    # A few short sources with very long targets among many short pairs
-    lengths = np.full((2, 500), 5, np.int32)
-    lengths[1, ::50] = 70
-    order = orders.by_tokens(*lengths, tokens=2048, ranks=1, seed=0, epoch=0, longest=100)
-    for start, end in pairwise(order.bounds):
-        # Both sides together, EOS included
-        batch = lengths[:, order.sentences[start:end]] + 1
-        assert 1 - batch.sum() / (batch.max(axis=1).sum() * (end - start)) <= orders.MOST_PADDING
-    assert sorted(order.sentences) == list(range(500))
-
-
 @pytest.mark.parametrize(("count", "ranks", "sizes"), [(1, 2, [1, 0]), (7, 2, [4, 3]), (100, 3, [17] * 4 + [16] * 2)])
 def test_evaluation_has_every_sentence_once(count: int, ranks: int, sizes: list[int]) -> None:
     lengths = LENGTHS[0][:count]
@@ -382,8 +368,6 @@ def test_words_of_bleu() -> None:
     # In v0.6 and v0.7 a backslash splits nothing: it escapes a bracket in the class of punctuation
     split = bleu.split_words(r"a state-of-the-art 3.5 % a\ub, [c]")
     assert split == ["a", "state", "-", "of", "-", "the", "-", "art", "3.5", "%", r"a\ub", ",", "[", "c", "]"]
-    with pytest.raises(ValueError, match="1 hypotheses for 2 references"):
-        bleu.plain_score(["a"], ["a", "b"])
 
 
 # -- in the environment of the framework --------------------------------------------------------------------------
@@ -399,11 +383,9 @@ def test_raw_text_is_tokenized_and_split(tmp_path: Path, pytorch_python: Path) -
     test = {"test.en": lines_of(*REVERSED["en"][:3], "times 3,000 raining is it"), "test.de": RAW["test.de"]}
     notes(run(write_files(tmp_path / "raw", {**text, **test}), "-o", tmp_path / "to", "--merges", 60))
     dataset, codes = open_data(tmp_path / "to"), (tmp_path / "to" / CODES).read_text()
-    assert codes.startswith("#version: 0.2\nm a\ni n\ne s</w>\n")
-    sentence = words.join_bpe(token_lists(dataset, "source")[3])
-    assert (codes.count("\n"), dataset.manifest["facts"]["detokenized"], dataset.references, sentence) == (
-        61, True, REVERSED["de"], "it is raining 3,000 times",
-    )  # fmt: skip
+    sentence, start = words.join_bpe(token_lists(dataset, "source")[3]), "#version: 0.2\nm a\ni n\ne s</w>\n"
+    assert (codes[: len(start)], codes.count("\n"), dataset.manifest["facts"]["detokenized"]) == (start, 61, True)
+    assert (dataset.references, sentence) == (REVERSED["de"], "it is raining 3,000 times")
     # The text that these codes split is accepted with them, and refused with other codes
     sides = {
         f"{part}.{code}": lines_of(*map(" ".join, token_lists(dataset, side, part)))
