@@ -14,8 +14,7 @@ from benchmarks.bert_squad.arrays import open_data as open_squad
 from benchmarks.llama import safetensors, tokenization
 from benchmarks.llama.dataset import open_data
 from encore import catalogue
-from encore.results.report.samples_view import game_of, generations_table, last_moves
-from tests.conftest import Encore, ToyRun, evaluations, logged, losses, quality, records
+from tests.conftest import Encore, ToyRun, evaluations, logged, quality, records
 from tests.trainings import config_of, exported, reached, recorded
 from tools import ngrams
 
@@ -53,11 +52,8 @@ def test_toy_run_reaches_its_target_and_passes_the_checker(name: str, toy_run: T
     assert (*outcomes, qualities.keys()) == ("reached", "reached", targets.keys()) and experiment["minutes"] > 0
     assert all(sign * qualities[key] >= sign * target for key, target in targets.items())
     assert evaluations(run.metrics)[-1]["qualities"] == pytest.approx(qualities)
-    if name == "bert-squad":  # No round of MLPerf has it
-        assert compliance is None
-    else:
-        kinds = {finding["kind"] for finding in compliance["findings"] if finding["severity"] == "error"}
-        assert kinds <= {"small_data"} and compliance["passed_but_for_data"]
+    # No round of MLPerf has BERT on SQuAD
+    assert compliance["passed_but_for_data"] if name != "bert-squad" else compliance is None
 
 
 @pytest.mark.parametrize("name", LOGGED)
@@ -67,20 +63,13 @@ def test_log_of_the_toy_run(name: str, toy_run: ToyRuns) -> None:
         values[event["key"]].append(event["value"])
     batch = () if name == "minigo" else ("global_batch_size",)  # Minigo's rules have no global batch
     assert {key: values[key] for key in LOGGED[name]} == {key: [value] for key, value in LOGGED[name].items()}
-    once = ("init_start", "init_stop", "run_start", "run_stop", "seed", *batch)
-    assert [key for key in once if len(values[key]) != 1] == []
+    assert {len(values[key]) for key in ("init_start", "init_stop", "run_start", "run_stop", "seed", *batch)} == {1}
     # Metrics have BLEU in percent, logs as a fraction
     factor = 0.01 if name in {"gnmt", "transformer"} else 1
     accuracies = [[*value.values()] if isinstance(value, dict) else [value] for value in values["eval_accuracy"]]
     assert accuracies == [
         pytest.approx([factor * value for value in result["qualities"].values()]) for result in evaluations(run.metrics)
     ]
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "minigo"])
-def test_losses_of_the_toy_run_fall(name: str, toy_run: ToyRuns) -> None:
-    curve = losses(toy_run(name).metrics)
-    assert min(curve) > 0 and np.mean(curve[-5:]) < 0.95 * curve[0]
 
 
 # Export formats; tests/run/test_export.py exports NCF, tests/run/test_run.py ResNet in MXNet as ONNX
@@ -128,13 +117,13 @@ def test_scores_of_bert_squad_are_those_of_its_predictions(toy_run: ToyRuns, toy
 
 @pytest.mark.parametrize("name", ["gnmt", "transformer"])
 def test_translations_of_the_last_evaluation_are_kept(name: str, toy_run: ToyRuns) -> None:
-    results = evaluations(toy_run(name).metrics)
-    lines = [json.loads(line) for line in (toy_run(name).experiment / "translations.jsonl").open(encoding="utf-8")]
-    assert [(line["index"], line["epoch"]) for line in lines] == [(index, len(results)) for index in range(400)]
+    last, run = evaluations(toy_run(name).metrics)[-1], toy_run(name).experiment
+    lines = [json.loads(line) for line in (run / "translations.jsonl").open(encoding="utf-8")]
+    assert [(line["index"], line["epoch"]) for line in lines] == [(index, last["epoch"]) for index in range(400)]
     if name == "transformer":
         assert {line["bleu"] for line in lines if line["hypothesis"] == line["reference"]} == {100}
         # sacreBLEU splits this language at the same places; it rounds to two decimals
-        assert results[-1]["sacrebleu"] == pytest.approx(quality(results[-1]), abs=6e-3)
+        assert last["sacrebleu"] == pytest.approx(quality(last), abs=6e-3)
 
 
 def test_bert_is_better_than_the_most_frequent_word(toy_run: ToyRuns, toy: Callable[[str], Path]) -> None:
@@ -162,23 +151,9 @@ def test_texts_of_gpt_oss_continue_the_evaluation_set(toy_run: ToyRuns, toy: Cal
 
 def test_adapters_of_lora(toy_run: ToyRuns) -> None:
     folder = toy_run("llama2-70b-lora").experiment / "adapter"
-    modules = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["target_modules"]
-    tensors = safetensors.tensors_of(folder / "adapter_model.safetensors")
-    assert (modules, len(tensors)) == (["k_proj", "o_proj", "q_proj", "v_proj"], 24)
-
-
-def test_report_shows_generations_and_a_game_of_minigo(toy_run: ToyRuns) -> None:
-    run = toy_run("minigo")
-    table, game = generations_table(run.folder), game_of(run.folder)
-    assert table is not None and game is not None
-    generations = len(table.rows)
-    # Each match with the target is an evaluation
-    found = [row[0] for row in table.rows], sum(row[-1] is not None for row in table.rows), game.generation, game.game
-    assert found == (
-        [*range(1, generations + 1)], len(evaluations(run.metrics)), generations, generations * 1_000_000
-    )  # fmt: skip
-    assert 0 < sum(stone != 0 for stone in game.stones) <= len(game.moves)
-    assert set(last_moves(game)) == {point for point, stone in enumerate(game.stones) if stone}
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    assert config["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
+    assert len(safetensors.tensors_of(folder / "adapter_model.safetensors")) == 24
 
 
 # -- the targets of the small systems ---------------------------------------------------------------------
