@@ -13,11 +13,10 @@ from encore.lab.scaling import projection
 from encore.lab.scaling.overlap import Links
 from encore.lab.scaling.projection import Convergence, Measured, Phases
 from encore.machine.node import Gpu
-from encore.results.published.published import PublishedResult, System, load_published
+from encore.results.published.published import System
 from encore.run import planning, programs
 from tests import json_schemas
 from tests.command_line import output_of
-from tools import calibrate_projection as calibrate
 
 RECORD = ("bench", "resnet-pytorch", "--system", "h200", "--project")
 TOY = {"title": "a toy", "is_part": False, "unit": "samples", "measured": {"synthetic": {"median": 40.0}}}
@@ -146,33 +145,8 @@ def test_bandwidth_within_a_node(accelerator: str, gigabytes: float) -> None:
 
 
 def test_nearest_public_sets() -> None:
-    rows = [Convergence("a", 100, 5.0, 1), Convergence("a", 110, 7.0, 2), Convergence("a", 900, 9.0, 1)]
-    rows.append(Convergence("b", 100, 1.0, 9))
+    batches = [("a", 100, 5.0, 1), ("a", 110, 7.0, 2), ("a", 900, 9.0, 1), ("b", 100, 1.0, 9)]
+    rows, phases = [Convergence(*row) for row in batches], [Phases("a", gpus, 1.0, 0.1, 5.0) for gpus in (8, 64)]
     assert [projection.samples_to_target(rows, "a", batch) for batch in (100, 400)] == [(7.0, 3), (9.0, 1)]
-    phases = [Phases("a", 8, 1.0, 0.1, 5.0), Phases("a", 64, 2.0, 0.2, 6.0)]
     assert projection.nearest_phases(phases, "a", 32) is phases[1]
     assert projection.nearest_phases([], "a", 32).evaluate_share == 0
-
-
-def synthetic_set(cell: PublishedResult, submitter: str, nodes: int) -> calibrate.PublicSet:
-    # A step of 10 ms per sample and GPU, and half of the all-reduce
-    hardware = System(
-        described=True, nodes=nodes, accelerators_per_node=8, accelerator="NVIDIA A100-SXM4-80GB", network="1x HDR"
-    )
-    gpus, samples = 8 * nodes, 1e6 + ord(submitter)
-    public = calibrate.PublicSet(
-        cell=replace(cell, submitter=submitter, hardware=hardware), benchmark="bert", target="0.72", gpus=gpus,
-        nodes=nodes, batch=32 * gpus, samples=samples, phases={"start_s": 0.0, "evaluate_s": 0.0},
-    )  # fmt: skip
-    train = (0.32 + 0.5 * public.communication_s()) * samples / public.batch
-    return replace(public, cell=replace(public.cell, score_minutes=train / 60))
-
-
-def test_calibration_recovers_a_known_overlap() -> None:
-    cell = next(cell for cell in load_published() if cell.benchmark == "bert")
-    sets = [synthetic_set(cell, submitter, nodes) for submitter in "abc" for nodes in (1, 2, 4, 8)]
-    overlap, errors = calibrate.leave_one_out(sets)
-    assert [value for error in errors for value in (error.step, error.minutes)] == pytest.approx([1.0] * 72, rel=1e-4)
-    assert (overlap, calibrate.coverage(calibrate.held_out(errors), 1.01)) == (0.5, 1)
-    assert calibrate.widen(calibrate.quantiles(errors, "minutes"), 2.0) == pytest.approx([0.5, 1.0, 2.0], rel=1e-2)
-    assert calibrate.leave_one_out(sets[:1]) == (0.0, [])

@@ -5,8 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,12 @@ from encore.job import Command
 from encore.lab.serving import server
 from encore.lab.serving.server import Ports
 from tests.conftest import Encore
-from tests.trainings import Serving, free_ports, held_port, serving
+from tests.preparing import write_files
+from tests.trainings import free_ports, held_port, serving
 
 Example = dict[str, np.ndarray[Any, Any]]
+# Runs client.py, or ``program``, with the URL of a protocol and more options
+Send = Callable[..., subprocess.CompletedProcess[str]]
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the wheel of the server is for Linux")
 
@@ -41,104 +43,88 @@ def exported(serving_python: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-@dataclass(frozen=True)
-class Client:
-    server: Serving
-    folder: Path
-    python: Path
-
-    def url(self, protocol: str) -> str:
-        return f"127.0.0.1:{self.server.ports[protocol]}"
-
-    def send(self, protocol: str, *options: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-        url = ("--url", self.url(protocol), "--protocol", protocol)
-        return run(self.python, self.folder / "client.py", *url, *options, code=code)
-
-    def check(self, protocol: str, folder: Path | None = None, code: int = 0) -> dict[str, Any]:
-        (model,) = json.loads(self.send(protocol, "--json", "--folder", folder or self.folder, code=code).stdout)
-        return dict(model)
-
-
 @pytest.fixture(scope="module")
-def client(exported: Path, serving_python: Path) -> Iterator[Client]:
+def send(exported: Path, serving_python: Path) -> Iterator[Send]:
     with serving(exported) as started:
-        yield Client(started, exported / "triton", serving_python)
+        programs = {
+            "client": (exported / "triton" / "client.py",),
+            "measure": ("-m", "benchmarks.common.serving.measure"),
+        }
+        yield lambda protocol, *options, program="client", code=0: run(
+            serving_python,
+            *programs[program],
+            *("--url", f"127.0.0.1:{started.ports[protocol]}", "--protocol", protocol, *options),
+            code=code,
+        )
 
 
-def copy_with(client: Client, folder: Path, **arrays: np.ndarray[Any, Any]) -> Path:
-    # A copy of the export with other arrays in its example, and their types in its passport
-    shutil.copytree(client.folder, folder, ignore=shutil.ignore_patterns("model_repository", "backends"))
-    with np.load(client.folder / "example.npz") as example:
-        np.savez(folder / "example.npz", **{**example, **arrays})
-    passport = (folder / "export.json").read_text(encoding="utf-8")
-    if any(array.dtype == np.float64 for array in arrays.values()):
-        (folder / "export.json").write_text(passport.replace("FP32", "FP64", 1), encoding="utf-8")
-    return folder
+def check(send: Send, protocol: str, folder: Path, code: int = 0) -> dict[str, Any]:
+    (model,) = json.loads(send(protocol, "--json", "--folder", folder, code=code).stdout)
+    return dict(model)
 
 
 @pytest.fixture(scope="module")
-def example(client: Client) -> Example:
-    with np.load(client.folder / "example.npz") as arrays:
+def example(exported: Path) -> Example:
+    with np.load(exported / "example.npz") as arrays:
         return dict(arrays)
+
+
+def copy_with(exported: Path, folder: Path, types: tuple[str, str] = ("", ""), **arrays: np.ndarray[Any, Any]) -> Path:
+    # A copy of the export with other arrays in its example, and the first of one type replaced in its passport
+    source = shutil.copytree(exported / "triton", folder, ignore=shutil.ignore_patterns("model_repository", "backends"))
+    with np.load(source / "example.npz") as example:
+        np.savez(folder / "example.npz", **{**example, **arrays})
+    write_files(folder, {"export.json": lambda content: content.replace(*map(str.encode, types), 1)})
+    return folder
 
 
 @on_linux
 @pytest.mark.long
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_outputs_are_those_of_the_export(client: Client, example: Example, tmp_path: Path, protocol: str) -> None:
+def test_outputs_are_those_of_the_export(
+    send: Send, exported: Path, example: Example, tmp_path: Path, protocol: str
+) -> None:
     # 40 samples are two requests: the largest batch has 32
-    model = client.check(protocol)
+    model = check(send, protocol, exported / "triton")
     assert (model["samples"], model["same"], model["tolerance"]) == (40, True, 1e-5)
     assert max(model["differences"].values()) <= 1e-5
     # Differences are relative to the largest magnitude of the output
-    model = client.check(protocol, copy_with(client, tmp_path / "outputs", sum=example["sum"] * 1.5), code=1)
+    outputs = copy_with(exported, tmp_path / "outputs", sum=example["sum"] * 1.5)
+    model = check(send, protocol, outputs, code=1)
     assert (model["same"], model["differences"]["sum"]) == (False, pytest.approx(1 / 3, rel=1e-3))
-    bad = {
-        "unexpected shape": {"features": example["features"][:, :-1]},
-        "data-type": {"features": example["features"].astype(np.float64)},
-        "out of data bounds": {"ids": example["ids"] + 100},  # fails in the model itself
-    }
-    for message, arrays in bad.items():
-        folder = copy_with(client, tmp_path / message, **arrays)
-        assert message in client.send(protocol, "--json", "--folder", folder, code=2).stderr
-    assert client.check(protocol)["same"]
+    for message, types, arrays in (
+        ("unexpected shape", ("", ""), {"features": example["features"][:, :-1]}),
+        ("data-type", ("FP32", "FP64"), {"features": example["features"].astype(np.float64)}),
+        ("out of data bounds", ("", ""), {"ids": example["ids"] + 100}),  # fails in the model itself
+    ):
+        folder = copy_with(exported, tmp_path / message, types, **arrays)
+        assert message in send(protocol, "--json", "--folder", folder, code=2).stderr
+    assert check(send, protocol, exported / "triton")["same"]
 
 
 @on_linux
 @pytest.mark.long
-def test_client_sends_a_file_of_inputs(client: Client, example: Example, tmp_path: Path) -> None:
+def test_client_sends_a_file_of_inputs(send: Send, example: Example, tmp_path: Path) -> None:
     inputs, outputs = tmp_path / "inputs.npz", tmp_path / "outputs.npz"
     np.savez(inputs, features=example["features"][5:8], ids=example["ids"][5:8])
-    assert "sum [3]: " in client.send("http", "--inputs", inputs, "--outputs", outputs).stdout
+    assert "sum [3]: " in send("http", "--inputs", inputs, "--outputs", outputs).stdout
     with np.load(outputs) as arrays:
         assert [np.allclose(arrays[name], example[name][5:8]) for name in arrays.files] == [True, True]
     np.savez(tmp_path / "half.npz", ids=example["ids"])
-    np.save(tmp_path / "one.npy", example["ids"])
-    (tmp_path / "damaged.npz").write_bytes(inputs.read_bytes()[:100])
+    write_files(tmp_path, {"damaged.npz": inputs.read_bytes()[:100]})
     for given, written, message in (
         (tmp_path / "half.npz", outputs, "has no features"),
-        *((tmp_path / name, outputs, "is not a file of") for name in ("gone.npz", "one.npy", "damaged.npz")),
+        *((tmp_path / name, outputs, "is not a file of") for name in ("gone.npz", "damaged.npz")),
         (inputs, tmp_path / "gone" / "outputs.npz", "cannot be written"),
     ):
-        assert message in client.send("http", "--inputs", given, "--outputs", written, code=2).stderr
+        assert message in send("http", "--inputs", given, "--outputs", written, code=2).stderr
 
 
 @on_linux
 @pytest.mark.long
-def test_client_waits_for_a_server_for_a_limited_time(client: Client) -> None:
-    with held_port() as held:
-        url = f"127.0.0.1:{held.getsockname()[1]}"
-        output = run(client.python, client.folder / "client.py", "--url", url, "--wait", "0.1", code=2)
-    assert "is not ready after 0.1 s" in output.stderr
-
-
-@on_linux
-@pytest.mark.long
-def test_measurements_by_batch_and_clients(client: Client, exported: Path) -> None:
-    grid = ("--batches", "1,4,64", "--clients", "1,3", "--requests", "12")
-    url = ("--url", client.url("grpc"), "--protocol", "grpc", "--folder", client.folder)
-    command = (client.python, "-m", "benchmarks.common.serving.measure", *grid, *url, "--model")
-    cells: list[dict[str, Any]] = json.loads(run(*command, exported / "model.onnx").stdout)
+def test_measurements_by_batch_and_clients(send: Send, exported: Path) -> None:
+    grid = ("--batches", "1,4,64", "--clients", "1,3", "--requests", "12", "--folder", exported / "triton")
+    cells = json.loads(send("grpc", *grid, "--model", exported / "model.onnx", program="measure").stdout)
     # The server takes batches up to 32
     assert [(cell["batch"], cell["clients"]) for cell in cells] == [(1, 1), (1, 3), (4, 1), (4, 3)]
     for cell in cells:
@@ -156,8 +142,9 @@ def test_server_that_cannot_load_the_model_ends(
     (broken / "model.onnx").write_bytes(b"no model")
     http, grpc = free_ports()
     ports = ("--http-port", http, "--grpc-port", grpc, "--metrics-port", "0")
-    runtime = ("--runtime", "host", "--python", str(serving_python))
-    output = encore("serve", str(broken), *runtime, "--check", *ports, code=1)
+    output = encore(
+        "serve", str(broken), *("--runtime", "host", "--python", str(serving_python)), "--check", *ports, code=1
+    )
     assert "the server stopped" in output.stderr and "model.onnx" in output.stderr
     folders = [process.info["cwd"] or "" for process in psutil.process_iter(["cwd"])]
     assert not [folder for folder in folders if folder.startswith(str(broken))]
