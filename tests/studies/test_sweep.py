@@ -156,7 +156,7 @@ def test_releases_are_points_and_compared_with_the_published_ones(
 
 @pytest.mark.long
 def test_sweep_is_reported_and_not_run_again(encore: Encore, study: Study) -> None:
-    assert [row[:2] for row in study.printed["tables"][0]["rows"]] == [["1x1", 1], ["1x2", 2]]
+    assert [row[:2] for row in study.printed["tables"][0]["rows"]] == [["1x1", 64], ["1x2", 64]]
     assert "Throughput by number of ranks" in (study.folder / "report" / "report.md").read_text(encoding="utf-8")
     written = {path: path.stat().st_mtime_ns for path in study.folder.glob("1x*/*/experiment_0/metrics.jsonl")}
     assert "never a reproduction" in encore("sweep", "--resume", str(study.folder), code=0).stdout
