@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -35,7 +34,7 @@ from tests.time_table import pytest_terminal_summary as pytest_terminal_summary
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-Encore = Callable[..., CompletedProcess[str]]
+Encore = Callable[..., subprocess.CompletedProcess[str]]
 
 # Small enough for seconds on two cores, and the real network, input and optimizer all the same.
 TINY = ("--set", "epochs=2", "--set", "quality_target=1.0")
@@ -304,17 +303,17 @@ def encore() -> Encore:
     return run
 
 
-def in_process(command: list[str], variables: Mapping[str, str]) -> CompletedProcess[str]:
+def in_process(command: list[str], variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(paths.ROOT)
         patch.setenv("ENCORE_CLUSTER", variables["ENCORE_CLUSTER"])  # restored: --cluster sets it
         done = CliRunner().invoke(app, command[3:], env=dict(variables), prog_name="encore")
     if isinstance(done.exception, EncoreError):
         errors = f"{done.stderr}error: {done.exception}\n"
-        return CompletedProcess(command, done.exception.exit_code, done.stdout, errors)
+        return subprocess.CompletedProcess(command, done.exception.exit_code, done.stdout, errors)
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
-    return CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
+    return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
 
 
 @dataclass(frozen=True)
@@ -398,7 +397,9 @@ def study(encore: Encore, few_digits: Path, shared: Shared) -> Study:
     return Study(Path(printed["study"]), printed)
 
 
-def in_environment(python: Path, command: Sequence[str], own: Mapping[str, str] = {}) -> CompletedProcess[str]:
+def in_environment(
+    python: Path, command: Sequence[str], own: Mapping[str, str] = {}
+) -> subprocess.CompletedProcess[str]:
     # Run a command in a framework's environment, with one thread for each rank
     variables = {
         "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",

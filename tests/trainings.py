@@ -22,10 +22,8 @@ import psutil
 import pytest
 
 from encore import catalogue, configuration, paths
-from encore.configuration import Configuration
 from encore.machine import processes
 from encore.run import run_folder
-from encore.run.run_folder import ExperimentState, RunFolder
 from tests import json_schemas
 from tests.conftest import TINY, Encore, evaluations, logged, losses, only_run, records
 
@@ -163,7 +161,7 @@ def meeting_port() -> socket.socket:
 
 def resolved(
     benchmark: str, system: str, round_: str | None, ranks: int = 0, *settings: str, nodes: int = 0
-) -> Configuration:
+) -> configuration.Configuration:
     # Configuration of a system, with its number of nodes and of ranks per node if they are not given
     choice = catalogue.choose(benchmark)
     source = catalogue.find_system(choice, system, round_)
@@ -375,17 +373,17 @@ def evaluated(encore: Encore, folder: Path, run: Path, content: dict[str, Any], 
     assert through["quality"] == pytest.approx(checked["quality"], rel=1e-3)
 
 
-PREPARED = ExperimentState(status="prepared")
+PREPARED = run_folder.ExperimentState(status="prepared")
 
 
 def make_run(
     results: Path,
-    states: Sequence[ExperimentState | None] = (PREPARED,),
+    states: Sequence[run_folder.ExperimentState | None] = (PREPARED,),
     mark: str = "",
     slurm: str = "",
     config: Mapping[str, Any] = {},
     **fields: Any,
-) -> RunFolder:
+) -> run_folder.RunFolder:
     """Create a run of resnet with one experiment per state (None: without state.json) and return it.
 
     ``mark`` ends the name of the folder, ``slurm`` is the job, ``fields`` change the passport.

@@ -15,7 +15,6 @@ from benchmarks.common.run import timeline as timelines
 from benchmarks.common.run.mllog import Wording
 from benchmarks.common.run.ranks import Lagged, Ranks
 from benchmarks.common.run.run import Run
-from benchmarks.common.run.timeline import Timeline
 from benchmarks.common.run.timing import InputWait
 from tests.conftest import logged, records
 
@@ -79,14 +78,14 @@ class Config:
 
 def by_epochs(
     epochs: int, rule: Callable[[int], bool] = lambda epoch: True, interval: int = 0, steps: int = STEPS, **options: Any
-) -> Timeline:
+) -> timelines.Timeline:
     # Evaluations after the epochs, counted from 0, for which the rule holds
     return timelines.by_epochs(SimpleNamespace(epochs=epochs, checkpoint_interval=interval), steps, rule, **options)
 
 
-def every_two_steps(epochs: int) -> Timeline:
+def every_two_steps(epochs: int) -> timelines.Timeline:
     # Evaluations inside epochs, and after the last step
-    return Timeline(
+    return timelines.Timeline(
         steps_per_epoch=STEPS,
         epochs=epochs,
         evaluates_after=lambda step: step % 2 == 0 or step == epochs * STEPS,
@@ -118,7 +117,7 @@ class Training:
     def __init__(
         self,
         output: Path,
-        timeline: Timeline,
+        timeline: timelines.Timeline,
         targets: Mapping[str, float],
         wording: Wording = WORDING,
         evaluator: Any = None,

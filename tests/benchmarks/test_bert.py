@@ -18,18 +18,13 @@ import numpy as np
 import pytest
 
 from benchmarks.bert import evaluation, masking, records, stages, texts, wikipedia, writer
-from benchmarks.bert.masking import Documents, Settings
 from benchmarks.bert.sources import TFRECORD
 from benchmarks.bert_squad import answers, squad, windows
 from benchmarks.bert_squad import writer as squad_writer
-from benchmarks.bert_squad.answers import Places
-from benchmarks.bert_squad.squad import Answer
 from benchmarks.common.data.problem import Problem
 from benchmarks.language import ARRAYS, tensorflow_files, vocabulary, wordpiece
 from benchmarks.language.arrays import Samples, open_data
 from benchmarks.language.sentences import sentences_of
-from benchmarks.language.vocabulary import SPECIAL, Vocabulary
-from benchmarks.language.wordpiece import Tokenizer
 from encore import paths
 from tests import preparing
 from tests.conftest import Encore
@@ -95,7 +90,7 @@ def entries_of(entries: Iterable[str]) -> str:
     return "".join(f"{entry}\n" for entry in entries)
 
 
-NUMBERS = Vocabulary((*SPECIAL, *map(str, range(60000))))
+NUMBERS = vocabulary.Vocabulary((*vocabulary.SPECIAL, *map(str, range(60000))))
 
 
 @cache
@@ -103,9 +98,11 @@ def drawn() -> Samples:
     # A unique id per token shows the source of each sample
     lengths = [[1 + (7 * doc + 5 * line) % 23 for line in range(30)] for doc in range(40)]
     ends = np.concatenate(([0], np.cumsum(lengths)))
-    documents = Documents(np.arange(5, 5 + ends[-1]).astype(np.uint16), ends.tolist(), list(range(0, len(ends), 30)))
+    documents = masking.Documents(
+        np.arange(5, 5 + ends[-1]).astype(np.uint16), ends.tolist(), list(range(0, len(ends), 30))
+    )
     return masking.make_samples(
-        documents, list(range(40)) * 60, Settings(64, 9, 1), NUMBERS, masking.stream(3, 0, 0, 0)
+        documents, list(range(40)) * 60, masking.Settings(64, 9, 1), NUMBERS, masking.stream(3, 0, 0, 0)
     )
 
 
@@ -159,9 +156,9 @@ def packed(first: int, end: int, width: int = 64) -> bytes:
 
 # -- words ----------------------------------------------------------------------------------------------------
 
-SMALL = Vocabulary(
+SMALL = vocabulary.Vocabulary(
     (
-        *SPECIAL,
+        *vocabulary.SPECIAL,
         *("un", "##able", "##aff", "##s", "real", "##ly", "we", "run", "a", "##b", "##c", "don", "t", "漢", "e"),
         *(",", ".", "?", "!", "'", "-", "[", "]", "mask", "¿", "σ", "##ς"),
     )
@@ -185,7 +182,7 @@ SMALL = Vocabulary(
     ids=["accents", "punctuation", "removed", "ideographs", "spaces", "marks", "sigma", "no sigma", "long", "nothing"],
 )
 def test_wordpiece_equals_bert(text: str, pieces: list[str]) -> None:
-    assert Tokenizer(SMALL).pieces(text) == pieces
+    assert wordpiece.Tokenizer(SMALL).pieces(text) == pieces
 
 
 PUBLISHED = {
@@ -205,15 +202,15 @@ PUBLISHED = {
 def test_wordpiece_equals_hugging_face(tmp_path: Path) -> None:
     published = vocabulary.read(next(unpack("bert_vocab.tar.xz", tmp_path).rglob("vocab.txt")))
     assert (published.size, published.unk, published.cls, published.mask) == (30522, 100, 101, 103)
-    tokenizer = Tokenizer(published)
+    tokenizer = wordpiece.Tokenizer(published)
     assert {text: " ".join(tokenizer.pieces(text)) for text in PUBLISHED} == PUBLISHED
 
 
 def test_learned_vocabulary_has_frequent_words_and_pieces_of_the_others() -> None:
     entries = wordpiece.learn({"banana": 50, "bandana": 9, "an": 30, "nab": 1}, 18)
-    pieces = Tokenizer(Vocabulary(tuple(entries))).pieces("banana an nabdan")
+    pieces = wordpiece.Tokenizer(vocabulary.Vocabulary(tuple(entries))).pieces("banana an nabdan")
     rest = "".join(piece.removeprefix("##") for piece in pieces[2:])
-    assert (entries[:5], len(entries), pieces[:2], rest) == ([*SPECIAL], 18, ["banana", "an"], "nabdan")
+    assert (entries[:5], len(entries), pieces[:2], rest) == ([*vocabulary.SPECIAL], 18, ["banana", "an"], "nabdan")
 
 
 # -- text and dumps -------------------------------------------------------------------------------------------
@@ -346,7 +343,7 @@ SOURCE = {
     "part-00001-of-00002": text_of(seed=1),
     # The same text twice: all shards of a published round were equal
     "part-00002": f"the cat sees .\na dog runs .\n\n{text_of()}",
-    "vocab.txt": entries_of((*SPECIAL, ".", *WORDS)),
+    "vocab.txt": entries_of((*vocabulary.SPECIAL, ".", *WORDS)),
 }
 
 
@@ -530,8 +527,8 @@ def test_damaged_record_is_named(change: Callable[[bytes], bytes], problem: str,
 def make_long_samples() -> dict[str, bytes | None]:
     # Samples of 64 tokens are too short to be compared
     text = np.random.RandomState(0).randint(5, 60000, size=40000).astype(np.uint16)
-    documents = Documents(text, list(range(0, 40001, 400)), list(range(0, 101, 50)))
-    long = masking.make_samples(documents, [0, 1], Settings(512, 76, 1), NUMBERS, masking.stream(0, 0))
+    documents = masking.Documents(text, list(range(0, 40001, 400)), list(range(0, 101, 50)))
+    long = masking.make_samples(documents, [0, 1], masking.Settings(512, 76, 1), NUMBERS, masking.stream(0, 0))
     train, test = (frames(padded(samples, 512, 76)) for samples in (long, take(10, 40, long)))
     return {"train/part-00000-of-00001": train, "eval/eval.tfrecord": test, "train/b.tfrecord": None}
 
@@ -605,7 +602,7 @@ def test_best_spans(count: int, longest: int, spans: list[tuple[float, int, int]
     # 6 have the same characters; tokens 7 and 8 have more context in another window.
     begins = np.array([0, 0, 0, 4, 8, 12, 12, 20, 24, 0])
     ends = np.array([0, 0, 3, 7, 11, 15, 15, 23, 27, 0])
-    places = Places(begins, ends, np.array([0, 0, 1, 1, 1, 1, 1, 0, 0, 0], bool))
+    places = answers.Places(begins, ends, np.array([0, 0, 1, 1, 1, 1, 1, 0, 0, 0], bool))
     start = np.array([9, 0, 1, 4, 2, 4, 0, 8, 0, 0], np.float32)
     end = np.array([9, 0, 0, 1, 5, 3, 5, 2, 7, 0], np.float32)
     assert [tuple(span) for span in answers.best_spans(start, end, places, count, longest)] == spans
@@ -617,10 +614,12 @@ LETTERS_AND_DIGITS = "abcdefghijklmnopqrstuvwxyz0123456789"
 def test_answer_has_the_characters_of_the_paragraph() -> None:
     context = "In the caf\u00e9 Zo\u00eb's U.S. friends (1895-1943)."
     pieces = (f"##{character}" for character in LETTERS_AND_DIGITS)
-    tokenizer = Tokenizer(Vocabulary((*squad_writer.SPECIAL, *sorted({*LETTERS_AND_DIGITS, *"'.()-"}), *pieces)))
+    tokenizer = wordpiece.Tokenizer(
+        vocabulary.Vocabulary((*squad_writer.SPECIAL, *sorted({*LETTERS_AND_DIGITS, *"'.()-"}), *pieces))
+    )
     text, decomposed = (windows.tokenized(words, tokenizer) for words in (context, "cafe\u0301 x"))
     for answer in ("café", "Zoë's", "U.S.", "1895", "1895-1943"):
-        first, last = windows.answer_tokens(text, Answer(answer, context.index(answer)))  # type: ignore[misc]
+        first, last = windows.answer_tokens(text, squad.Answer(answer, context.index(answer)))  # type: ignore[misc]
         assert context[text.begins[first] : text.ends[last]] == answer
     assert decomposed.ends[3] == len("cafe\u0301"), "a combining accent belongs to its letter"
 

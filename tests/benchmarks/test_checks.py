@@ -18,8 +18,6 @@ from benchmarks.bert_squad import noise as squad_noise
 from benchmarks.common.checks import bench as benches
 from benchmarks.common.checks import selftest, trainings
 from benchmarks.common.checks.agreement import Losses, Result, Tolerance, compare_losses, read_losses
-from benchmarks.common.checks.selftest import Bench
-from benchmarks.common.checks.trainings import Failed, Skipped
 from benchmarks.common.data import manifest
 from benchmarks.common.data.problem import Problem
 from benchmarks.dlrm.pytorch import selftest as dlrm_selftest
@@ -31,7 +29,6 @@ from encore.containers import compatibility
 from encore.containers.checks import check
 from encore.containers.runtimes import Target
 from encore.machine import node
-from encore.machine.node import Gpu
 from tests.preparing import ran
 from tests.trainings import resolved, write_small_config
 
@@ -74,8 +71,8 @@ def test_only_the_requested_loops_are_measured(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.endswith("failed: our step\n")
 
 
-def gpu(gib: float) -> Gpu:
-    return Gpu(index=0, name="NVIDIA X", memory_gib=gib, driver="550.54", compute_capability="8.0")
+def gpu(gib: float) -> node.Gpu:
+    return node.Gpu(index=0, name="NVIDIA X", memory_gib=gib, driver="550.54", compute_capability="8.0")
 
 
 def memory_check(name: str, gib: float, *settings: str) -> Any:
@@ -127,12 +124,12 @@ def test_memory_is_checked_for_runs_on_the_host() -> None:
 CHOICES = sorted(catalogue.choices())
 
 
-def bench_of(name: str, folder: Path, device: str, **options: Any) -> Bench:
+def bench_of(name: str, folder: Path, device: str, **options: Any) -> selftest.Bench:
     choice = catalogue.choose(name)
     config = write_small_config(folder / "config.json", name, 1, ())
     defaults = {"config": config, "data": folder, "work": folder / "work", "device": device, "gpus": 1}
     arguments = {**defaults, "launch": "", "launch_all": "", "full": None, **options}
-    return Bench(selftest.suite_of(choice.implementation.module), argparse.Namespace(**arguments))
+    return selftest.Bench(selftest.suite_of(choice.implementation.module), argparse.Namespace(**arguments))
 
 
 def losses_of(*epochs: list[float]) -> Losses:
@@ -271,7 +268,7 @@ leave_group()
 def test_process_that_does_not_exit_is_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # NCCL since 2.26 hangs if a process group is destroyed while a graph has its collectives
     monkeypatch.setattr(trainings, "EXIT_SECONDS", 0.2)
-    with pytest.raises(Failed, match="a hang: still running 0 s after the end of the training") as failed:
+    with pytest.raises(trainings.Failed, match="a hang: still running 0 s after the end of the training") as failed:
         trainings.run([sys.executable, "-c", HANGS, str(tmp_path)], tmp_path, {})
     assert any("in leave_group" in line for line in failed.value.lines)
     assert not psutil.pid_exists(int((tmp_path / "heartbeat" / "rank_0").read_text(encoding="ascii").split()[0]))
@@ -281,7 +278,7 @@ def test_full_network_is_evaluated_on_a_cpu(tmp_path: Path, monkeypatch: pytest.
     submitted, full = resolved("ncf", "dgx1", None, 1, nodes=1).plain(), tmp_path / "full.json"
     full.write_text(json.dumps(submitted), encoding="utf-8")
     measured = mock.Mock(return_value={"evaluation": 1234.0})
-    monkeypatch.setattr(Bench, "measured", measured)
+    monkeypatch.setattr(selftest.Bench, "measured", measured)
     bench, dlrm = (bench_of(name, tmp_path, "cpu", full=full) for name in ("ncf", "dlrm"))
     ncfs, dlrms = (selftest.check(each, "evaluation").found for each in (bench, dlrm))
     assert ncfs == "1,234 samples/s with the full network" and dlrms.startswith("the tables")
@@ -300,13 +297,13 @@ def test_full_network_is_evaluated_on_a_cpu(tmp_path: Path, monkeypatch: pytest.
 def test_overflow_must_be_reported(output: str, result: Any, tmp_path: Path) -> None:
     bench, file = bench_of("ncf", tmp_path, "cpu"), tmp_path / "output.txt"
     file.write_text(f"{output}\n", encoding="utf-8")
-    bench.losses = mock.Mock(side_effect=Failed("the training ended with exit code 1", file))
+    bench.losses = mock.Mock(side_effect=trainings.Failed("the training ended with exit code 1", file))
     check = selftest.check(bench, "overflow")
     assert result in (check, check.result)
 
 
 def test_refused_configuration_is_skipped(tmp_path: Path) -> None:
-    with pytest.raises(Skipped, match="layers needs at least two values"):
+    with pytest.raises(trainings.Skipped, match="layers needs at least two values"):
         bench_of("ncf", tmp_path, "cpu").command({"layers": [2]}, "a")
 
 

@@ -24,7 +24,6 @@ from benchmarks.common.data import published as published_sets
 from benchmarks.common.data.problem import Problem
 from benchmarks.detection import detections, preparation, scenes, tables, writer
 from benchmarks.detection.annotations import DataSet, open_data
-from benchmarks.detection.detections import Detections
 from encore import data, paths
 from encore.errors import EncoreError
 from tests import preparing
@@ -454,7 +453,7 @@ def toy_scenes(pytorch_python: Path, toy: Callable[[str], Path]) -> Path:
 @pytest.mark.parametrize("masks", [None, [b"abc", b""]])
 def test_detections_round_trip(masks: list[bytes] | None) -> None:
     boxes, labels = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.float32), np.array([3, 1], np.int16)
-    written = Detections(np.array([7, 9]), boxes, np.array([0.5, 0.25], np.float32), labels, masks)
+    written = detections.Detections(np.array([7, 9]), boxes, np.array([0.5, 0.25], np.float32), labels, masks)
     read = detections.from_bytes(detections.to_bytes(written))
     assert {name: getattr(read, name).dtype for name in detections.DTYPES} == detections.DTYPES
     assert (read.masks, detections.to_bytes(read)) == (masks, detections.to_bytes(written))

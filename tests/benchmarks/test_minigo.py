@@ -33,10 +33,8 @@ from benchmarks.minigo.engine import (
     name_of,
 )
 from benchmarks.minigo.engine.position import fixed_handicap
-from benchmarks.minigo.examples import GoGames
 from benchmarks.minigo.flops import training_flops
 from benchmarks.minigo.records import GameFile, generation_folder, read_generation
-from benchmarks.minigo.schedule import match_search, rules_of
 from benchmarks.minigo.selfplay import Groups, match_turn
 from encore import data, paths
 from encore.errors import EncoreError
@@ -203,12 +201,12 @@ def test_model_flops_are_those_of_the_weights() -> None:
 
 @pytest.mark.training
 def test_toy_data_set_has_games_and_an_untrained_target(toy: Callable[[str], Path]) -> None:
-    games, (_, arrays) = GoGames(toy("minigo"), 5), models.load(toy("minigo") / "target.npz", 5)
+    games, (_, arrays) = examples.GoGames(toy("minigo"), 5), models.load(toy("minigo") / "target.npz", 5)
     held_out = sum(len(games[number].moves) for number in range(380, 400))
     assert (len(games), games.held_out, len(games.positions(held_out=True))) == (400, 20, held_out)
     assert not arrays["policy_dense.weight"].any()
     with pytest.raises(Problem, match="games on 5 x 5"):
-        GoGames(toy("minigo"), 9)
+        examples.GoGames(toy("minigo"), 9)
 
 
 GAME = "(;GM[1]FF[4]SZ[9]KM[7.5]RE[B+R];B[ee];W[cc];B[gg])"
@@ -236,7 +234,7 @@ def test_games_with_flaws_are_reported_and_left_out(tmp_path: Path, tensorflow_p
         prepare()
     reasons = [f"games/{name}.sgf: {reason}" for name, (_, reason) in flaws.items()]
     assert [reason for reason in reasons if reason not in caught.value.found] == [] and not (tmp_path / "to").exists()
-    counts, stored = prepare("--skip-corrupt").counts, GoGames(tmp_path / "to", 9)
+    counts, stored = prepare("--skip-corrupt").counts, examples.GoGames(tmp_path / "to", 9)
     moves = [stored[number].moves.tobytes() for number in range(len(stored))]
     assert (counts["test"], {*moves[:-14]} & {*moves[-14:]}) == (14, set())
 
@@ -638,8 +636,8 @@ def test_self_play_is_that_of_the_reference(search: Search) -> None:
 def test_a_match_is_that_of_the_reference(seed: int, number: int, recorded: tuple[int, list[int], int]) -> None:
     # As in cc/eval.cc of v0.7: no noise, the most visited move, never one into unconditional life
     config = config_of("cpu", "v0.7", "eval_readouts=14", "eval_soft_moves=0", "move_limit=40", "komi=0.5")
-    search = replace(match_search(config), random_symmetry=False)
-    games = Games(rules_of(config), [search] * 2, games=1, seed=seed, first=number, count=1)
+    search = replace(schedule.match_search(config), random_symmetry=False)
+    games = Games(schedule.rules_of(config), [search] * 2, games=1, seed=seed, first=number, count=1)
     assert summary(played(games, 8, Network(seed), Network(seed + 1))[0]) == recorded
 
 

@@ -21,7 +21,6 @@ from benchmarks.common.data import text_files
 from benchmarks.common.data.problem import Problem
 from benchmarks.dlrm import criteo
 from benchmarks.language import vocabulary
-from benchmarks.language.vocabulary import SPECIAL
 from benchmarks.llama import safetensors, sources
 from benchmarks.minigo import sgf
 from benchmarks.ncf import paper, ratings
@@ -158,10 +157,10 @@ WEIGHT_MAPS = {
 DAMAGED: dict[tuple[Read, str], dict[bytes | str, str]] = {
     (vocabulary.read, "vocab.txt"): {
         "a\nb\n": r"lacks \[PAD\]",
-        "\n".join([*SPECIAL[:-1], "a"]): r"lacks \[MASK\]",
-        "\n".join([*SPECIAL, "a", "b", "a"]): "line 8: 'a' again",
+        "\n".join([*vocabulary.SPECIAL[:-1], "a"]): r"lacks \[MASK\]",
+        "\n".join([*vocabulary.SPECIAL, "a", "b", "a"]): "line 8: 'a' again",
         b"[PAD]\n\xff\n": "not UTF-8",
-        "\n".join([*SPECIAL, *map(str, range(1 << 16))]): "65,541 entries",
+        "\n".join([*vocabulary.SPECIAL, *map(str, range(1 << 16))]): "65,541 entries",
     },
     (_dump, "d.xml"): {
         DUMP[:4000]: "is truncated: there is no </mediawiki>",

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from benchmarks.common.run import timing
-from benchmarks.common.run.timing import InputWait
 from tests.conftest import Encore, ToyRun, evaluations, logged, losses, only_run
 from tests.trainings import (
     InFramework,
@@ -163,7 +162,10 @@ def test_batches_are_copied_as_the_device_needs_them(
 def test_only_the_fetch_time_of_an_idle_device_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, is_idle = SimpleNamespace(now=1.0), threading.Event()
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    wait, always_idle = InputWait(is_idle.wait), InputWait()  # the second: every step is finished when it returns
+    wait, always_idle = (
+        timing.InputWait(is_idle.wait),
+        timing.InputWait(),
+    )  # the second: every step is finished when it returns
 
     def fetch(seconds_until_idle: float, seconds_after: float) -> None:
         clock.now += seconds_until_idle
@@ -181,7 +183,7 @@ def test_only_the_fetch_time_of_an_idle_device_counts(monkeypatch: pytest.Monkey
 
 def test_error_of_a_queued_step_stops_the_training() -> None:
     # The thread that waits for the device may be the first to get it
-    wait = InputWait(mock.Mock(side_effect=RuntimeError("out of memory")))
+    wait = timing.InputWait(mock.Mock(side_effect=RuntimeError("out of memory")))
     with pytest.raises(RuntimeError, match="out of memory"):
         wait.fetch(lambda: None)
         wait.take()

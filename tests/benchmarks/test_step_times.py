@@ -15,10 +15,8 @@ import pytest
 from benchmarks.common.run import step_times
 from benchmarks.common.run.mllog import log_of, samples
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.common.run.step_times import StepTimes
 from benchmarks.llama import mlperf as llama_keys
 from encore import catalogue
-from encore.catalogue import Choice, System
 from encore.configuration import Configuration, config_class, resolve
 from encore.machine import node
 from encore.results.compliance.compliance import check
@@ -42,7 +40,7 @@ class Rank:
         patch.setattr(step_times, "TASKS", str(self.tasks))
         patch.setattr(threading.Thread, "start", lambda thread: None)
         self.input = SimpleNamespace(total=0.0)
-        self.times = StepTimes(folder / "steps", RANKS, self.input, communicating)
+        self.times = step_times.StepTimes(folder / "steps", RANKS, self.input, communicating)
 
     def set_threads(self, *states: str) -> None:
         for name, state in zip(("11", "12"), states, strict=True):
@@ -113,7 +111,7 @@ def test_lines_are_written_during_the_training(tmp_path: Path, monkeypatch: pyte
     # The states of real threads
     monkeypatch.setattr(step_times, "SAMPLE_SECONDS", 0.01)
     monkeypatch.setattr(step_times, "FIRST_SECONDS", 0.01)
-    times, path = StepTimes(tmp_path, RANKS, SimpleNamespace(total=0.0), set()), tmp_path / "rank_3.jsonl"
+    times, path = step_times.StepTimes(tmp_path, RANKS, SimpleNamespace(total=0.0), set()), tmp_path / "rank_3.jsonl"
     times.start()
     times.add(range(1))
     wait_until(lambda: bool(path.read_text()), "a line")
@@ -145,7 +143,7 @@ def hyperparameters(keys: Any, config: Any, ranks: int) -> dict[str, Any]:
     return values
 
 
-def write_log(path: Path, choice: Choice, configuration: Configuration) -> None:
+def write_log(path: Path, choice: catalogue.Choice, configuration: Configuration) -> None:
     # Log of a run that reaches its targets after its first epoch
     package = choice.implementation.module.rsplit(".", 1)[0]
     # The benchmarks that pretrain a language model share their keys
@@ -172,7 +170,9 @@ def write_log(path: Path, choice: Choice, configuration: Configuration) -> None:
 
 
 @pytest.mark.parametrize(("choice", "system"), SUBMITTED)
-def test_log_passes_the_checker_of_its_round(tmp_path: Path, choice: Choice, system: System) -> None:
+def test_log_passes_the_checker_of_its_round(
+    tmp_path: Path, choice: catalogue.Choice, system: catalogue.System
+) -> None:
     path = tmp_path / "result_0.txt"
     write_log(path, choice, resolve(choice, system, system.nodes, system.gpus_per_node, []))
     prefix = {"v0.5": f":::MLPv0.5.0 {choice.name} ", "v0.6": ":::MLL "}.get(system.round, ":::MLLOG ")

@@ -11,7 +11,6 @@ import pytest
 from encore.errors import EncoreError
 from encore.lab.scaling import projection
 from encore.lab.scaling.overlap import Links
-from encore.lab.scaling.projection import Convergence, Measured, Phases
 from encore.machine.node import Gpu
 from encore.results.published.published import System
 from encore.run import planning, programs
@@ -85,7 +84,7 @@ def test_layers_of_a_language_model_count_by_their_flops() -> None:
     llama, resnet = submitted("llama31-8b", "hpf_n8"), submitted("resnet-pytorch", "h200")
     measured = {"real": {"median": 1.0, "flops_per_second": 421.6e12}}
     part = {**TOY, "unit": "tokens", "device": "gpu", "measured": measured}
-    assert llama.read_bench(part, [small]) == Measured(1.0, "NVIDIA L4", note)
+    assert llama.read_bench(part, [small]) == projection.Measured(1.0, "NVIDIA L4", note)
     with pytest.raises(EncoreError, match="the speed of gnmt is in tokens/s"):
         submitted("gnmt", "dgxa100").read_bench(part, [small])
     assert llama.settings_for([small], ["compile=true"]) == ("compile=true", "batch_size=1")
@@ -146,7 +145,10 @@ def test_bandwidth_within_a_node(accelerator: str, gigabytes: float) -> None:
 
 def test_nearest_public_sets() -> None:
     batches = [("a", 100, 5.0, 1), ("a", 110, 7.0, 2), ("a", 900, 9.0, 1), ("b", 100, 1.0, 9)]
-    rows, phases = [Convergence(*row) for row in batches], [Phases("a", gpus, 1.0, 0.1, 5.0) for gpus in (8, 64)]
+    rows, phases = (
+        [projection.Convergence(*row) for row in batches],
+        [projection.Phases("a", gpus, 1.0, 0.1, 5.0) for gpus in (8, 64)],
+    )
     assert [projection.samples_to_target(rows, "a", batch) for batch in (100, 400)] == [(7.0, 3), (9.0, 1)]
     assert projection.nearest_phases(phases, "a", 32) is phases[1]
     assert projection.nearest_phases([], "a", 32).evaluate_share == 0

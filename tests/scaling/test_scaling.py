@@ -11,7 +11,6 @@ import pytest
 
 from encore.errors import EncoreError
 from encore.lab.scaling import cost_model, validation
-from encore.lab.scaling.cost_model import Algorithm, Point, Prediction, fit_epochs, fit_steps
 from encore.lab.scaling.curves import Option, load_curves, options
 from encore.lab.scaling.overlap import Links, allreduce_seconds, allreduce_table
 from encore.lab.scaling.scheduling import (
@@ -27,13 +26,13 @@ from tests.command_line import output_of
 from tests.results.result_logs import START_MS, resnet_v07, write_files
 
 POINTS = (
-    Point(gpus=8, samples_per_gpu=208, time=0.148),
-    Point(gpus=16, nodes=2, samples_per_gpu=104, time=0.09),
-    Point(gpus=64, nodes=8, samples_per_gpu=26, time=0.05),
+    cost_model.Point(gpus=8, samples_per_gpu=208, time=0.148),
+    cost_model.Point(gpus=16, nodes=2, samples_per_gpu=104, time=0.09),
+    cost_model.Point(gpus=64, nodes=8, samples_per_gpu=26, time=0.05),
 )
 
 
-def approximate(prediction: Prediction) -> object:
+def approximate(prediction: cost_model.Prediction) -> object:
     return pytest.approx((prediction.value, prediction.low, prediction.high), rel=1e-4)
 
 
@@ -50,12 +49,12 @@ def approximate(prediction: Prediction) -> object:
     ],
 )
 def test_step_is_the_sum_of_its_terms(
-    algorithm: Algorithm | None, terms: tuple[float, ...], prediction: tuple[float, ...]
+    algorithm: cost_model.Algorithm | None, terms: tuple[float, ...], prediction: tuple[float, ...]
 ) -> None:
-    model = fit_steps(POINTS, algorithm)
-    parts = model.parts(Point(gpus=24, nodes=3, samples_per_gpu=5)).items()
+    model = cost_model.fit_steps(POINTS, algorithm)
+    parts = model.parts(cost_model.Point(gpus=24, nodes=3, samples_per_gpu=5)).items()
     assert [part / model.parameters[name] for name, part in parts] == pytest.approx(terms)
-    assert prediction == approximate(model.predict(Point(gpus=256, nodes=32, samples_per_gpu=6.5)))
+    assert prediction == approximate(model.predict(cost_model.Point(gpus=256, nodes=32, samples_per_gpu=6.5)))
 
 
 @pytest.mark.parametrize(
@@ -83,13 +82,13 @@ def test_interval_grows_with_the_distance(gpus: int, prediction: tuple[float, ..
 def test_epochs_follow_the_critical_batch(
     batches: tuple[int, ...], parameters: tuple[float, ...], prediction: tuple[float, ...]
 ) -> None:
-    fit = fit_epochs([(batch, 50 * (1 + batch / 40_000)) for batch in batches])
+    fit = cost_model.fit_epochs([(batch, 50 * (1 + batch / 40_000)) for batch in batches])
     assert fit.parameters == pytest.approx(parameters, rel=1e-3)
     assert prediction == approximate(fit.predict((1.0, 32_000)))
 
 
 def test_relative_errors_of_a_product_add_in_quadrature() -> None:
-    result = cost_model.product([Prediction(2, 1, 8), Prediction(3, 2, 4)], 10)
+    result = cost_model.product([cost_model.Prediction(2, 1, 8), cost_model.Prediction(3, 2, 4)], 10)
     down, up = math.hypot(math.log(2), math.log(1.5)), math.hypot(math.log(4), math.log(4 / 3))
     assert (60, 60 * math.exp(-down), 60 * math.exp(up)) == approximate(result)
     assert [result.holds(value) for value in (result.low, result.high, result.low * 0.999)] == [True, True, False]

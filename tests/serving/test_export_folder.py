@@ -12,7 +12,6 @@ from encore.errors import EncoreError
 from encore.lab.serving import export as exports
 from encore.lab.serving import repository as repositories
 from encore.lab.serving import server
-from encore.lab.serving.repository import Backend, Settings, config_text
 from tests.results.result_logs import write_files
 
 SAMPLES = 4
@@ -45,7 +44,9 @@ def write(folder: Path, **changed: Any) -> Path:
 
 def config_of(folder: Path, backend: str = "onnxruntime", **changed: Any) -> str:
     (model,) = exports.read(write(folder / "a", **changed))
-    return config_text(model.export, Backend(backend), Settings(max_batch=16, instances=2, device="gpu"))
+    return repositories.config_text(
+        model.export, repositories.Backend(backend), repositories.Settings(max_batch=16, instances=2, device="gpu")
+    )
 
 
 CONFIG = r"""name: "small"
@@ -99,7 +100,7 @@ def test_parts_are_models_with_numbered_versions(tmp_path: Path) -> None:
         (source / "encoder" / "model.onnx").unlink()
         (source / "encoder" / "model.onnx").write_bytes(weights)
         plans = [repositories.plan(model, folder) for model in models]
-        repositories.write(source, models, plans, Backend("python"), Settings())
+        repositories.write(source, models, plans, repositories.Backend("python"), repositories.Settings())
         versions[weights] = [(model.export.name, plan.version) for model, plan in zip(models, plans, strict=True)]
     assert versions == {
         weights: [("small-encoder", version), ("small-decoder", 1)]

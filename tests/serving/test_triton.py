@@ -17,7 +17,6 @@ from encore import paths
 from encore.errors import EncoreError
 from encore.job import Command
 from encore.lab.serving import server
-from encore.lab.serving.server import Ports
 from tests.conftest import Encore
 from tests.preparing import write_files
 from tests.trainings import free_ports, held_port, serving
@@ -162,7 +161,7 @@ def test_backend_that_does_not_start_is_reported_while_the_server_waits(tmp_path
     argv = ("sh", "-c", 'printf "%s\\n" "$@"; exec sleep 600', "sh", line, noise)
     command = Command(argv=argv, environment=dict(os.environ), working_directory=tmp_path)
     with held_port() as http, held_port() as grpc:
-        ports = Ports(http.getsockname()[1], grpc.getsockname()[1], 0)
+        ports = server.Ports(http.getsockname()[1], grpc.getsockname()[1], 0)
         started = server.running(command, ports, ["tiny"], tmp_path / "server.log", 600)
         with pytest.raises(EncoreError, match="cannot start the backend") as error, started:
             pass

@@ -10,7 +10,6 @@ import pytest
 from encore import paths
 from encore.errors import EncoreError
 from encore.lab.studies import roofline, server_comparison, topology
-from encore.lab.studies.server_comparison import PLACES, ServerRun
 from encore.machine.links import parse_topology
 from encore.results.table import Table
 from tests.command_line import output_of
@@ -46,20 +45,22 @@ def dgx1() -> topology.Server:
 
 
 @pytest.fixture(scope="module")
-def runs(folders: dict[str, Path]) -> list[ServerRun]:
+def runs(folders: dict[str, Path]) -> list[server_comparison.ServerRun]:
     return server_comparison.load_runs([f"{name}={path}" for name, path in folders.items()])
 
 
-def variant(run: ServerRun, server: str, links: str = "", **changed: Any) -> ServerRun:
+def variant(
+    run: server_comparison.ServerRun, server: str, links: str = "", **changed: Any
+) -> server_comparison.ServerRun:
     measured = replace(run.measured, label=server, system=server, **{"gpus": 4, "framework": "mxnet", **changed})
-    return ServerRun(server=server, side=run.side, measured=measured, links=links)
+    return server_comparison.ServerRun(server=server, side=run.side, measured=measured, links=links)
 
 
 def plain(tables: Iterable[Table]) -> dict[str, object]:
     return {table.title: [table.columns, *table.rows] for table in tables}
 
 
-def test_tables_of_servers(runs: list[ServerRun], recorded: Callable[[str, object], None]) -> None:
+def test_tables_of_servers(runs: list[server_comparison.ServerRun], recorded: Callable[[str, object], None]) -> None:
     # Runs with different links, precision, framework, batch and GPUs; the second part is one server. The base is the
     # first run of the named server, with the same batch if there is one.
     several = [
@@ -90,7 +91,9 @@ def test_tables_of_servers(runs: list[ServerRun], recorded: Callable[[str, objec
         server_comparison.tables(runs, "newer")
 
 
-def test_gpus_needed_within_a_day(runs: list[ServerRun], recorded: Callable[[str, object], None]) -> None:
+def test_gpus_needed_within_a_day(
+    runs: list[server_comparison.ServerRun], recorded: Callable[[str, object], None]
+) -> None:
     # 2,000 minutes on one GPU, and 2 % lost per doubling: two GPUs for a day, 16 for four hours
     several = [variant(runs[0], "a", gpus=gpus, minutes=2000 / gpus * 1.02**gpus) for gpus in (1, 2, 4)]
     table = server_comparison.gpus_needed([*several, variant(runs[0], "b", gpus=8, minutes=130.0)])
@@ -164,7 +167,12 @@ def test_page_of_servers(folders: dict[str, Path], tmp_path: Path) -> None:
     servers = [f"{name}={path}" for name, path in folders.items()]
     output_of("study", "report", *servers, tmp_path, "-o", tmp_path / "page", "--json")
     page = (tmp_path / "page" / "report.html").read_text(encoding="utf-8")
-    texts = ("Score relative to old", "Utilisation over the timed part", "<svg", *(title for _, title in PLACES))
+    texts = (
+        "Score relative to old",
+        "Utilisation over the timed part",
+        "<svg",
+        *(title for _, title in server_comparison.PLACES),
+    )
     assert [text for text in texts if text not in page] == [] and "http" not in page.replace("http://www.w3.org", "")
     assert sorted(path.name for path in (tmp_path / "page").glob("server-*")) == [
         "server-box.csv", "server-box.svg", "server-new.csv", "server-new.svg",

@@ -13,7 +13,6 @@ from encore.lab.studies import folder as folders
 from encore.lab.studies import measurement, topology
 from encore.lab.studies import report as page
 from encore.lab.studies.definition import Point, Study, changed, load
-from encore.lab.studies.folder import MEASUREMENT, Folder
 from encore.machine.links import parse_topology
 from encore.results.report.report import Report
 from encore.results.report.report import write_files as write_report
@@ -52,13 +51,13 @@ def measurement_json(point: Point, seconds: float) -> dict[str, Any]:
 
 def create(
     study: Study, results: Path, seconds: Callable[[Point], float | None], passes: tuple[float, ...] = (1.01, 1.0)
-) -> Folder[Study]:
+) -> folders.Folder[Study]:
     # Create the folder of a study with these seconds per point (None: not measured), times a factor per pass
     folder = folders.create(study, f"study-{study.name}", results)
     for point, number in product(study.points(), range(study.passes)):
         if (value := seconds(point)) is not None:
             content = measurement_json(point, value * passes[number % len(passes)])
-            write_files(folder.point_folder(point, number + 1), {MEASUREMENT: content})
+            write_files(folder.point_folder(point, number + 1), {folders.MEASUREMENT: content})
     return folder
 
 
@@ -74,7 +73,7 @@ def printed_seconds(point: Point) -> float | None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder[Study]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> folders.Folder[Study]:
     return create(load("multi-gpu"), tmp_path_factory.mktemp("results"), printed_seconds)
 
 
@@ -131,7 +130,7 @@ def contents(report: Report) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_report_answers_every_question(folder: Folder[Study], tmp_path: Path, recorded: Recorded) -> None:
+def test_report_answers_every_question(folder: folders.Folder[Study], tmp_path: Path, recorded: Recorded) -> None:
     # 8 GPUs are 1.78 times as fast as one, and NCCL costs 16.4 %, as printed; memory has no interval
     report, machine = page.build(folder), page._machine_summary(folder.machine())
     files = {path.name: path.read_text("utf-8") for path in write_report(report, tmp_path)}
@@ -145,7 +144,7 @@ def test_report_compares_the_largest_batches(tmp_path: Path, recorded: Recorded)
     folder = create(load("multi-gpu"), tmp_path, lambda point: 0.01 if point.axes["ranks"] == 1 else None)
     for point in [point for point in folder.study.points() if "largest_batch" in point.axes]:
         batches = {"largest_batch": {"fits": 128, "does_not": 256}, "network": folder.measurements(point)[0]["network"]}
-        write_files(folder.point_folder(point), {MEASUREMENT: batches})
+        write_files(folder.point_folder(point), {folders.MEASUREMENT: batches})
     recorded("largest_batches.json", contents(page.build(folder))["tables"]["question_6"])
 
 
@@ -157,20 +156,20 @@ def test_report_of_busy_cpus_has_wide_intervals(tmp_path: Path, recorded: Record
     folder = create(study, tmp_path, lambda point: 0.01, (1.0, 1.3))
     for point in study.points()[:3]:
         content = {**folder.measurements(point)[1], "others_cores": 1.25, "cores": 2}
-        write_files(folder.point_folder(point, 2), {MEASUREMENT: content})
+        write_files(folder.point_folder(point, 2), {folders.MEASUREMENT: content})
     report = page.build(folder)
     recorded("busy_cpus.json", {**contents(report), "about": ""})
     recorded("busy_cpus.svg", "\n".join(figure.svg for chapter in report.chapters for figure in chapter.figures))
     html = next(path.read_text("utf-8") for path in write_report(report, tmp_path) if path.suffix == ".html")
     assert "<summary>The study&#39;s printed figures: speedup, not measured here (24)" in html
     for point in study.points():
-        (folder.point_folder(point, 2) / MEASUREMENT).unlink()
+        (folder.point_folder(point, 2) / folders.MEASUREMENT).unlink()
     assert "without drift between points" in page.build(folder).chapters[-3].sentence
     assert {*map(folder.state, study.points())} == {"to do"}
 
 
 @pytest.mark.slow
-def test_job_array_has_the_missing_points(folder: Folder[Study]) -> None:
+def test_job_array_has_the_missing_points(folder: folders.Folder[Study]) -> None:
     missing = [str(number) for number, point in enumerate(folder.study.points()) if not is_measured(point)]
     options = (f"array={','.join(missing)}", "partition=gpu", "gpus-per-node=8")
     script = measurement.script(folder, {"partition": "gpu"}).splitlines()
@@ -180,7 +179,7 @@ def test_job_array_has_the_missing_points(folder: Folder[Study]) -> None:
 
 
 def test_every_rank_on_a_cpu_has_the_same_threads(tmp_path: Path) -> None:
-    folder = Folder(tmp_path, load("multi-gpu", small=True))
+    folder = folders.Folder(tmp_path, load("multi-gpu", small=True))
     commands = [measurement.command(folder, point, None) for point in folder.study.points()]
     assert len({command.environment["OMP_NUM_THREADS"] for command in commands}) == 1
 

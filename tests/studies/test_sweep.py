@@ -17,14 +17,10 @@ from encore import catalogue
 from encore.errors import EncoreError, ExitCode
 from encore.lab.studies import definition, multi_node, sweep, throughput
 from encore.lab.studies import folder as folders
-from encore.lab.studies.folder import Folder
 from encore.lab.studies.sweep import GridPoint, Sweep, batch_settings, point_hosts, point_request
-from encore.lab.studies.throughput import Result
 from encore.machine import node
 from encore.results.statistics import Sample
 from encore.run import planning, run_folder, submission
-from encore.run.planning import Request
-from encore.run.run_folder import ExperimentState
 from encore.run.supervise import Limits
 from encore.slurm import commands
 from encore.ssh.hosts import Host
@@ -35,7 +31,7 @@ from tests.trainings import SEED, Started, in_background
 
 
 def sweep_of(benchmark: str, *gpus: int, request: dict[str, Any] | None = None, **fields: Any) -> Sweep:
-    return Sweep(request=Request(name=benchmark, gpus=None, **(request or {})), gpus=gpus, **fields)
+    return Sweep(request=planning.Request(name=benchmark, gpus=None, **(request or {})), gpus=gpus, **fields)
 
 
 def here(point: GridPoint, folder: run_folder.RunFolder | None) -> Any:
@@ -43,7 +39,7 @@ def here(point: GridPoint, folder: run_folder.RunFolder | None) -> Any:
 
 
 def finish(
-    study: Folder[Sweep],
+    study: folders.Folder[Sweep],
     point: GridPoint,
     speed: float = 100.0,
     status: Any = "not_reached",
@@ -60,7 +56,7 @@ def finish(
     ]
     first = {"kind": "start", "time": 0.0, "global_batch_size": 64, **start}
     write_files(experiment.folder, {experiment.metrics.name: [first, *epochs]})
-    experiment.set_state(ExperimentState(status=status))
+    experiment.set_state(run_folder.ExperimentState(status=status))
     return run
 
 
@@ -192,7 +188,9 @@ def test_state_of_a_point_is_that_of_its_run(tmp_path: Path) -> None:
     ]
     assert (study.may_resume(), study.summary()) == (True, "1 done, 1 failed, 1 interrupted, 1 running, 1 to do")
     for run in (finish(study, last), *runs[1:]):
-        run.experiments()[0].set_state(ExperimentState(status="failed", reason="out of memory", is_final=True))
+        run.experiments()[0].set_state(
+            run_folder.ExperimentState(status="failed", reason="out of memory", is_final=True)
+        )
     assert not study.may_resume()
 
 
@@ -263,7 +261,7 @@ def test_study_has_one_process_and_no_secrets(tmp_path: Path) -> None:
     study = folders.create(sweep_of("resnet", 1, 2, request=request), "sweep", tmp_path)
     assert "hush" not in (study.path / "study.json").read_text(encoding="utf-8")
     redacted = sweep_of("resnet", 1, 2, request={**request, "environment": ("MY_TOKEN", "NOTE=plain", "HOME")})
-    assert folders.open_folder(study.path, Sweep) == Folder(study.path, redacted)
+    assert folders.open_folder(study.path, Sweep) == folders.Folder(study.path, redacted)
     with pytest.raises(EncoreError, match="other fields"):
         folders.open_folder(study.path, definition.Study)
     with FileLock(study.path / ".lock"), pytest.raises(EncoreError, match="another process measures"):
@@ -275,7 +273,7 @@ def test_study_has_one_process_and_no_secrets(tmp_path: Path) -> None:
 
 def study_of(
     benchmark: str, folder: Path, speeds: dict[int, float], **start: Any
-) -> tuple[Folder[Sweep], list[Result]]:
+) -> tuple[folders.Folder[Sweep], list[throughput.Result]]:
     # Create a study with these speeds by number of GPUs; 0: failed
     study = folders.create(sweep_of(benchmark, *speeds), "sweep", folder)
     for point, speed in zip(study.study.points(), speeds.values(), strict=True):
@@ -318,12 +316,14 @@ HOSTS = tuple(Host(f"n{number}", 4) for number in (1, 2, 3, 4))
 
 def test_points_and_tables_of_the_node_study(recorded: Callable[[str, object], None]) -> None:
     # 16 GPUs are 14 times as fast as one, and fp16 is 1.7 times as fast as fp32
-    def result(point: GridPoint) -> Result:
+    def result(point: GridPoint) -> throughput.Result:
         speed = 300.0 * (1 + (point.gpus - 1) * 13 / 15) * (1.7 if point.precision == "fp16" else 1.0)
-        return Result(point=point, state="done", samples_per_second=Sample.of([speed * f for f in (0.99, 1.0, 1.01)]))
+        return throughput.Result(
+            point=point, state="done", samples_per_second=Sample.of([speed * f for f in (0.99, 1.0, 1.01)])
+        )
 
     study = multi_node.load("multi-node")
-    grid = multi_node.sweep_of(study, False, Request(name="", gpus=None, hosts=HOSTS))
+    grid = multi_node.sweep_of(study, False, planning.Request(name="", gpus=None, hosts=HOSTS))
     points, results = grid.points(), [*map(result, grid.points())]
     assert (point_hosts(grid, points[0]), point_hosts(grid, points[-1])) == ((), HOSTS)
     tables = {table.title: [table.columns, *table.rows, table.note] for table in multi_node.tables(study, results)}
