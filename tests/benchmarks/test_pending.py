@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 
@@ -25,7 +26,7 @@ def evaluators(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("benchmarks.common.run.run.pause", lambda: None)
     Evaluator.instances.clear()
     yield
-    assert all(evaluator.closed for evaluator in Evaluator.instances) and Evaluator.instances[-1].finished
+    assert all(evaluator.close.called for evaluator in Evaluator.instances) and Evaluator.instances[-1].finish.called
 
 
 class Evaluator:
@@ -36,8 +37,7 @@ class Evaluator:
     def __init__(self, folder: Path, quality: Callable[[int], float], polls: int) -> None:
         self._folder, self._quality, self._polls = folder / "weights", quality, polls
         self._remaining, self._queue = polls, list[int]()
-        self.fails_at = 0
-        self.closed = self.finished = False
+        self.fails_at, self.finish, self.close = 0, mock.Mock(), mock.Mock()
         self.instances.append(self)
 
     def open(self) -> None:
@@ -61,12 +61,6 @@ class Evaluator:
         for path in self._folder.iterdir():
             if int(path.name) not in epochs:
                 path.unlink()
-
-    def finish(self) -> None:
-        self.finished = True
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def by_epochs(concurrently: bool = True, interval: int = 0, stops: bool = True) -> Timeline:
@@ -179,7 +173,7 @@ def test_resumed_run_has_all_evaluations(
     tmp_path: Path, concurrently: bool, polls: int, batch: int | None, step: int | None
 ) -> None:
     first = start(tmp_path, by_epochs(concurrently), low, polls)
-    assert first.go(None, stop_at(step), stop_at(batch)) == "interrupted" and not first.evaluator.finished
+    assert first.go(None, stop_at(step), stop_at(batch)) == "interrupted" and not first.evaluator.finish.called
     resume(tmp_path, by_epochs(concurrently), first.weight, polls)
     # The position of a result in the log depends on when it came
     start(tmp_path / "reference", by_epochs(concurrently), low, polls).go()
