@@ -65,7 +65,6 @@ LONGEST = (
     "tests/in_framework/pytorch/resnet.py",
     "tests/in_framework/mxnet/resnet.py",
     "tests/ssh/test_over_ssh.py",
-    "tests/studies/test_multi_gpu.py",
     "tests/kubernetes/test_cluster.py",
     "tests/test_release.py",
 )

@@ -1,5 +1,6 @@
-"""The study of multi-GPU training: its grid, its report from generated measurements, and traffic on a DGX-1."""
+"""The study of multi-GPU training: grid, report from generated measurements, traffic on a DGX-1, and a killed run."""
 
+import json
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -16,7 +17,10 @@ from encore.lab.studies.definition import Point, Study, changed, load
 from encore.machine.links import parse_topology
 from encore.results.report.report import Report
 from encore.results.report.report import write_files as write_report
+from tests.conftest import Encore
+from tests.json_schemas import validate
 from tests.results.result_logs import write_files
+from tests.trainings import in_background, wait_until
 
 Recorded = Callable[[str, object], None]
 
@@ -201,3 +205,30 @@ def test_links_and_bytes_of_a_step_on_a_dgx_1() -> None:
     trees = (topology.tree(links, [100, 60], 2), sum(topology.tree(links, [100], 8).values()))
     rings = [[*topology.ring(links, [100, 60], gpus).values()] for gpus in (1, 8)]
     assert (trees, rings) == (({(0, 1): 2 * 100 + 2 * 60}, 2 * 100 * (7 + 3)), [[], [2 * 7 / 8 * 160] * 8])
+
+
+# -- real measurements ----------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_killed_study_resumes_without_repeating_a_point(mxnet_python: Path, encore: Encore, tmp_path: Path) -> None:
+    own = OWN.read_text(encoding="utf-8").replace('["lenet"]', '["googlenet"]').replace("image = 28", "image = 64")
+    write_files(tmp_path, {"own.toml": own})
+    process = in_background("study", "run", str(tmp_path / "own.toml"), "--results", str(tmp_path))
+    wait_until(lambda: len(list(tmp_path.rglob("measurement.json"))) >= 1, "a point is measured")
+    wait_until(lambda: len(list(tmp_path.rglob("output.txt"))) >= 2, "the next point has begun")
+    process.kill()
+    process.communicate()
+    written, first = min((path.stat().st_mtime_ns, path) for path in tmp_path.rglob("measurement.json"))
+    (path,) = tmp_path.glob("*-study-own")
+    report = json.loads(encore("study", "run", "--resume", str(path), "--json", code=0).stdout)
+    validate("study-report", report)
+    assert ([point["state"] for point in report["points"]], first.stat().st_mtime_ns) == (["done"] * 4, written)
+    assert (path / "report" / "report.html").is_file()
+    folder = folders.open_folder(path, Study)
+    for point in folder.study.points():
+        first_pass, _ = folder.measurements(point)
+        stages, memory = first_pass["stages"], first_pass["memory_mib"]
+        assert 0 < stages["wu"][0] < stages["fp_bp"][0] + stages["wu"][0] <= stages["step"][0]
+        ranks = int(point.axes["ranks"]) if point.axes["way"] == "horovod" else 1
+        assert len(memory["training"]) == ranks and memory["empty"] < memory["before_training"] < memory["training"]
