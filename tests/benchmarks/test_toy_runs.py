@@ -15,8 +15,7 @@ from benchmarks.llama import safetensors, tokenization
 from benchmarks.llama.dataset import open_data
 from encore import catalogue
 from tests.conftest import Encore, ToyRun, evaluations, logged, quality, records
-from tests.trainings import config_of, exported, reached, recorded
-from tools import ngrams
+from tests.trainings import exported, reached, recorded
 
 pytestmark = pytest.mark.training
 
@@ -110,8 +109,7 @@ def test_scores_of_bert_squad_are_those_of_its_predictions(toy_run: ToyRuns, toy
     scores = answers.score([predictions[item.id] for item in questions], [item.references for item in questions])
     last = evaluations(run.metrics)[-1]
     assert (quality(last), last["exact_match"]) == pytest.approx((scores.f1, scores.exact_match))
-    first = {key: spans[0]["text"] for key, spans in candidates.items()}
-    assert (first, max(map(len, candidates.values()))) == (predictions, 20)
+    assert {key: spans[0]["text"] for key, spans in candidates.items()} == predictions
     assert all(sum(span["probability"] for span in spans) == pytest.approx(1) for spans in candidates.values())
 
 
@@ -129,15 +127,6 @@ def test_translations_of_the_last_evaluation_are_kept(name: str, toy_run: ToyRun
 def test_bert_is_better_than_the_most_frequent_word(toy_run: ToyRuns, toy: Callable[[str], Path]) -> None:
     labels = np.load(toy("bert") / "test_masked_labels.npy")
     assert quality(evaluations(toy_run("bert").metrics)[-1]) > 1.5 * np.bincount(labels).max() / len(labels)
-
-
-@pytest.mark.parametrize("name", ["llama31-8b", "gpt-oss-20b"])
-def test_language_model_is_better_than_a_unigram_model(name: str, toy_run: ToyRuns, toy: Callable[[str], Path]) -> None:
-    text = open_data(toy("llama31-8b"))
-    held_out = text.test.tokens[: 100 * 128 + 1].tolist()
-    unigram, bigram = (ngrams.loss(text.train.tokens.tolist(), held_out, n, text.vocabulary) for n in (1, 2))
-    assert quality(evaluations(toy_run(name).metrics)[-1]) < unigram - 0.5
-    assert config_of(name, "cpu", None, 2).quality_target < bigram - 0.04
 
 
 def test_texts_of_gpt_oss_continue_the_evaluation_set(toy_run: ToyRuns, toy: Callable[[str], Path]) -> None:
