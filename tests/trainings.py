@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,12 +153,6 @@ def held_port(address: str = "127.0.0.1") -> socket.socket:
     return held
 
 
-@cache
-def meeting_port() -> socket.socket:
-    # MASTER_PORT of all runs
-    return held_port()
-
-
 def resolved(
     benchmark: str, system: str, round_: str | None, ranks: int = 0, *settings: str, nodes: int = 0
 ) -> configuration.Configuration:
@@ -198,23 +192,6 @@ def reached(encore: Encore, benchmark: str, data: Path, results: Path, *options:
     return run
 
 
-BENCHED = {"bare", "synthetic", "real", "input", "evaluation"}  # Kinds that each bench has
-
-
-def benched(encore: Encore, benchmark: str, data: Path, *values: str) -> set[str]:
-    # Run a short bench and return the names of the loops that it measured
-    chosen = ["--json", *(word for value in values for word in ("--set", value))]
-    done = encore("bench", benchmark, "--data", str(data), "--steps", "1", "--repeats", "1", *chosen, code=0)
-    found = json.loads(done.stdout)
-    json_schemas.validate("bench", found)
-    return {name for name, entry in found["measured"].items() if entry["median"] > 0}
-
-
-def finish(children: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    words = [child.communicate(timeout=PATIENCE)[1] for child in children]
-    return [(child.returncode, text) for child, text in zip(children, words, strict=True)]
-
-
 @dataclass(frozen=True)
 class BareRuns:
     """Trainings of one implementation in PyTorch on one data set, rank by rank as any launcher starts them."""
@@ -225,10 +202,11 @@ class BareRuns:
     write_config: Callable[..., Path]  # Takes a path, ranks and settings
     factory: pytest.TempPathFactory
     whole: dict[tuple[int, tuple[str, ...]], Path] = field(default_factory=dict)
+    meeting: socket.socket = field(default_factory=held_port)  # MASTER_PORT
 
     def start(self, output: Path, ranks: int, *settings: str) -> list[subprocess.Popen[str]]:
         # Without a launcher
-        config, port = self.write_config(output.with_suffix(".json"), ranks, *settings), meeting_port().getsockname()[1]
+        config, port = self.write_config(output.with_suffix(".json"), ranks, *settings), self.meeting.getsockname()[1]
         output.mkdir(exist_ok=True)
         arguments = ["--config", str(config), "--data", str(self.folder), "--output", str(output)]
         world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
@@ -243,9 +221,14 @@ class BareRuns:
             for rank in range(ranks)
         ]
 
+    def ended(self, children: list[subprocess.Popen[str]], code: int = 0) -> str:
+        # Output of rank 0; all ranks must exit with this code
+        outputs = [child.communicate(timeout=PATIENCE)[1] for child in children]
+        assert [child.returncode for child in children] == [code] * len(children), outputs
+        return outputs[0]
+
     def end(self, output: Path, ranks: int, *settings: str) -> Path:
-        ended = finish(self.start(output, ranks, *settings))
-        assert [code for code, _ in ended] == [0] * ranks, ended
+        self.ended(self.start(output, ranks, *settings))
         return output
 
     def uninterrupted(self, ranks: int, *settings: str) -> Path:
@@ -258,17 +241,14 @@ class BareRuns:
         # Train until something holds and send SIGTERM to one rank: all stop at the same place
         children = self.start(output, ranks, *settings)
         wait_until(lambda: children[0].poll() is not None or once(), "the place to stop at")
-        assert children[0].poll() is None, children[0].communicate()
         children[-1].send_signal(signal.SIGTERM)
-        assert [code for code, _ in finish(children)] == [0] * ranks
+        self.ended(children)
         assert records(output / "metrics.jsonl", "end")[-1]["outcome"] == "interrupted"
 
-    def refused(self, output: Path, ranks: int, *settings: str, code: int = 2) -> str:
-        # Output of rank 0; all ranks must exit with this code and without a traceback
-        ended = finish(self.start(output, ranks, *settings))
-        assert [found for found, _ in ended] == [code] * ranks, ended
-        assert "Traceback" not in "".join(words for _, words in ended)
-        return ended[0][1]
+    def refused(self, output: Path, ranks: int, *settings: str) -> str:
+        output_of_rank_0 = self.ended(self.start(output, ranks, *settings), code=2)
+        assert "Traceback" not in output_of_rank_0
+        return output_of_rank_0
 
 
 def assert_resumed(output: Path, uninterrupted: Path) -> None:
@@ -327,28 +307,15 @@ def served(encore: Encore, folder: Path, *options: str, environment: dict[str, s
     return found
 
 
-@dataclass(frozen=True)
-class Serving:
-    child: subprocess.Popen[str]
-    ports: dict[str, str]
-
-
 @contextlib.contextmanager
-def serving(exported: Path) -> Iterator[Serving]:
-    # Serve an export with a real Triton server on this machine until the context ends
+def serving(exported: Path) -> Iterator[dict[str, str]]:
+    # Serve an export with a real Triton server on this machine until the context ends; its ports by protocol
     log = ""
     for _ in range(ATTEMPTS):
         http, grpc = free_ports()
         words = ["serve", str(exported), "--runtime", "host", "--http-port", http, "--grpc-port", grpc]
-        child = subprocess.Popen(
-            [sys.executable, "-m", "encore.cli.app", *words, "--metrics-port", "0"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=paths.ROOT,
-        )
-        assert child.stdout is not None
-        for line in child.stdout:
+        child = in_background(*words, "--metrics-port", "0")
+        for line in child.stdout or ():
             log += line
             if line.startswith("ready:"):
                 break
@@ -358,7 +325,7 @@ def serving(exported: Path) -> Iterator[Serving]:
         assert "a port is taken" in log, log
     assert "ready:" in log, log
     try:
-        yield Serving(child, {"http": http, "grpc": grpc})
+        yield {"http": http, "grpc": grpc}
     finally:
         child.send_signal(signal.SIGINT)
         assert child.wait() in (0, 130)

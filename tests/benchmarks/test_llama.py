@@ -401,9 +401,9 @@ def test_server_continues_a_text(
     exported(encore, toy_run("gpt-oss-20b").folder, folder, "onnx")
     (packages,) = serving_python.parent.parent.glob("lib/python3*/site-packages")
     environment = {**os.environ, "PYTHONPATH": f"{paths.ROOT}:{packages}"}
-    with serving(folder) as server:
+    with serving(folder) as ports:
         program = (sys.executable, "-m", "benchmarks.llama.generate", folder, "The list of", "--tokenizer", tokenizer)
-        url = ("--url", f"127.0.0.1:{server.ports['http']}")
+        url = ("--url", f"127.0.0.1:{ports['http']}")
         greedy, same, drawn = (
             ran(*program, *url, "--tokens", "12", *options, env=environment).stdout
             for options in ((), (), ("--temperature", "2", "--seed", "1"))

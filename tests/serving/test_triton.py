@@ -44,7 +44,7 @@ def exported(serving_python: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def send(exported: Path, serving_python: Path) -> Iterator[Send]:
-    with serving(exported) as started:
+    with serving(exported) as ports:
         programs = {
             "client": (exported / "triton" / "client.py",),
             "measure": ("-m", "benchmarks.common.serving.measure"),
@@ -52,7 +52,7 @@ def send(exported: Path, serving_python: Path) -> Iterator[Send]:
         yield lambda protocol, *options, program="client", code=0: run(
             serving_python,
             *programs[program],
-            *("--url", f"127.0.0.1:{started.ports[protocol]}", "--protocol", protocol, *options),
+            *("--url", f"127.0.0.1:{ports[protocol]}", "--protocol", protocol, *options),
             code=code,
         )
 
