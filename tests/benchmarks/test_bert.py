@@ -4,7 +4,6 @@ import bz2
 import gzip
 import hashlib
 import re
-import resource
 import shutil
 import struct
 import tarfile
@@ -27,7 +26,6 @@ from benchmarks.language.arrays import Samples, open_data
 from benchmarks.language.sentences import sentences_of
 from encore import paths
 from tests import preparing
-from tests.conftest import Encore
 from tests.preparing import Files, Outcome, check_refusal, notes, prepared, ran, refused, write_files
 
 run = partial(preparing.run, "bert")
@@ -436,8 +434,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Two files for training and one for evaluation, of the same documents but too short to be an overlap
     files = {"train/part-00000-of-00001": (0, 50), "train/b.tfrecord": (50, 90), "eval/eval.tfrecord": (90, 120)}
     content = {name: packed(*numbers) for name, numbers in files.items()}
-    entries = {"vocab.txt": entries_of(NUMBERS.entries)}
-    return write_files(tmp_path_factory.mktemp("packed"), {**content, **entries})
+    return write_files(tmp_path_factory.mktemp("packed"), content | {"vocab.txt": entries_of(NUMBERS.entries)})
 
 
 def convert(folder: Path, to: Path, *words: object) -> Outcome:
@@ -662,16 +659,3 @@ def test_bad_source_of_squad_is_rejected(files: Files, words: tuple[str, ...], m
 
 
 # -- training ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-@pytest.mark.training
-def test_out_of_memory_run_reports_the_setting_to_lower(
-    encore: Encore, toy: Callable[[str], Path], tmp_path: Path
-) -> None:
-    limit_memory = partial(resource.setrlimit, resource.RLIMIT_AS, (3 * 2**29, 3 * 2**29))
-    folders = ("--data", str(toy("bert-squad")), "--results", str(tmp_path))
-    large = ("--set", "batch_size=8000", "--set", "width=256")
-    output = encore("run", "bert-squad", "1", *folders, *large, preexec_fn=limit_memory, code=1).stdout
-    assert "out of memory on the CPU; hint: start a new run with a lower batch_size (now 8000)" in output
-    assert "resume with" not in output

@@ -227,23 +227,6 @@ def test_settings_of_checks_on_a_gpu(name: str, tmp_path: Path, monkeypatch: pyt
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("gpus", "epochs"), [(1, 1), (2, 1), (8, 4)])
-def test_defaults_run_on_all_gpus(gpus: int, epochs: int, tmp_path: Path) -> None:
-    # The submitted settings with the same number of steps; on one GPU this is the training of `defaults`
-    launch = f"torchrun --nproc-per-node={gpus}" if gpus > 1 else ""
-    bench = bench_of("resnet-pytorch", tmp_path, "gpu", gpus=gpus, launch_all=launch)
-    bench.suite, bench.losses = replace(bench.suite, steps=10), mock.Mock(return_value=LOSSES)
-    result = selftest.check(bench, "defaults on all GPUs")
-    assert result.result == "OK" and f"{gpus} rank" in result.found and "cuda_graph=" in result.found
-    settings, _, command = bench.losses.call_args.args
-    assert ([*command[3:]], settings.get("batch_size", 64), settings.get("epochs", selftest.EPOCHS)) == (
-        launch.split()[1:], 64 if gpus == 1 else 32, selftest.EPOCHS * epochs
-    )  # fmt: skip
-    assert {"compile", "cuda_graph", "precision", "kernels"} <= set(settings)
-    bench.suite = replace(bench.suite, steps=11)
-    assert selftest.check(bench, "defaults on all GPUs").found.endswith("10 steps: at least 11 are needed")
-
-
 HANGS = """
 import faulthandler, os, pathlib, signal, sys, time
 faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
@@ -269,18 +252,6 @@ def test_process_that_does_not_exit_is_a_hang(tmp_path: Path, monkeypatch: pytes
     assert not psutil.pid_exists(int((tmp_path / "heartbeat" / "rank_0").read_text(encoding="ascii").split()[0]))
 
 
-def test_full_network_is_evaluated_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = tmp_path / "full.json"
-    full.write_text(json.dumps(resolved("ncf", "dgx1", None, 1, nodes=1).plain()), encoding="utf-8")
-    measured = mock.Mock(return_value={"evaluation": 1234.0})
-    monkeypatch.setattr(selftest.Bench, "measured", measured)
-    bench, dlrm = (bench_of(name, tmp_path, "cpu", full=full) for name in ("ncf", "dlrm"))
-    ncfs, dlrms = (selftest.check(each, "evaluation").found for each in (bench, dlrm))
-    assert ncfs == "1,234 samples/s with the full network" and dlrms.startswith("the tables")
-    config = measured.call_args.args[1]
-    assert (config["device"], config["layers"], config["factors"]) == ("cpu", [256, 256, 128, 64], 64)
-
-
 @pytest.mark.parametrize(
     ("output", "result"),
     [
@@ -294,11 +265,6 @@ def test_overflow_must_be_reported(output: str, result: Any, tmp_path: Path) -> 
     bench.losses = mock.Mock(side_effect=trainings.Failed("the training ended with exit code 1", file))
     check = selftest.check(bench, "overflow")
     assert result in (check, check.result)
-
-
-def test_refused_configuration_is_skipped(tmp_path: Path) -> None:
-    with pytest.raises(trainings.Skipped, match="layers needs at least two values"):
-        bench_of("ncf", tmp_path, "cpu").command({"layers": [2]}, "a")
 
 
 @pytest.mark.parametrize(

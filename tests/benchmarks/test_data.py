@@ -17,7 +17,6 @@ from unittest import mock
 
 import pytest
 
-from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.workers import Workers
 from encore import data, paths
 from encore.cli.data import describe
@@ -356,19 +355,6 @@ def test_bad_json_lines_are_named(benchmark: str, case: str, tmp_path: Path) -> 
     )
     files = {"train.txt": None, "test.txt": None, "test.jsonl": test, f"train.jsonl{suffix}": change(train)}
     check_refusal(benchmark, raw, files, [f"{raw}/train.jsonl{suffix}{problem.format(key=next(iter(row_of(0))))}"])
-
-
-@pytest.mark.parametrize("phase", ["list_source", "write"])
-@two_benchmarks
-def test_refused_preparation_leaves_no_folder(
-    benchmark: str, phase: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    declared = importlib.import_module(f"benchmarks.{benchmark}.prepare").DATA_SET
-    monkeypatch.setattr(importlib.import_module(declared.writer), phase, mock.Mock(side_effect=Problem("no", "", "")))
-    (tmp_path / "empty").mkdir()
-    for to in (tmp_path / "new" / "to", tmp_path / "empty"):
-        assert refused(prepare(benchmark, source, to)).startswith("no |")
-    assert {path.name for path in tmp_path.iterdir()} == {"raw", "empty"} and not [*(tmp_path / "empty").iterdir()]
 
 
 @pytest.mark.parametrize(

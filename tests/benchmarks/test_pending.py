@@ -205,8 +205,7 @@ def test_run_that_was_killed_after_it_reached_its_target_ends_when_it_is_resumed
 
     with pytest.raises(KeyboardInterrupt):
         training.go(None, save_and_die)
-    assert start(tmp_path, by_epochs(), low, polls=1).go() == "reached"
-    assert results(tmp_path) == [(1, 0.5)]
+    assert (start(tmp_path, by_epochs(), low, polls=1).go(), results(tmp_path)) == ("reached", [(1, 0.5)])
 
 
 @pytest.mark.parametrize("concurrently", [True, False])

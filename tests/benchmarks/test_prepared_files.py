@@ -154,13 +154,6 @@ def test_manifest_is_read_and_any_changed_byte_is_found(tmp_path: Path) -> None:
     assert len(content) > 1000 and not accepted
 
 
-def test_id_depends_on_the_data_only(tmp_path: Path) -> None:
-    first, second = make(tmp_path / "first"), make(tmp_path / "second", name="other", how={"source": "1" * 64})
-    assert first["id"] == second["id"]
-    others = ({"classes": ["cat", "cow"]}, {"facts": {"side": 32}}, {"facts": {"side": 32}, "classes": []})
-    assert len({first["id"], *(manifests.data_id({**first, **change}) for change in others)}) == 4
-
-
 def replace_bytes(path: Path, old: bytes, new: bytes) -> None:
     path.write_bytes(path.read_bytes().replace(old, new, 1))
 

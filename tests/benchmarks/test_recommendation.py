@@ -292,13 +292,6 @@ def test_days_are_split_shuffled_and_encoded(tmp_path: Path) -> None:
         assert (sorted(written), written == rows) == (sorted(rows), False), "in random order"
 
 
-def test_disk_space_is_allocated_before_the_first_row(tmp_path: Path) -> None:
-    # Otherwise a full disk kills a worker that writes through the memory map
-    blocks.create(tmp_path / "train.bin", 5000)
-    status = (tmp_path / "train.bin").stat()
-    assert status.st_blocks * 512 >= status.st_size == blocks.file_bytes(5000)
-
-
 @pytest.mark.parametrize(
     ("values", "frequent", "threshold", "indices"),
     [

@@ -105,8 +105,7 @@ def test_events_and_results_of_evaluations(
 def test_run_ends_with_the_first_evaluation_that_reaches_all_targets(
     tmp_path: Path, targets: dict[str, float], qualities: dict[int, dict[str, float]], rules: dict[str, bool]
 ) -> None:
-    training = Training(tmp_path, replace(by_epochs(9), **rules), targets)
-    assert training.go(qualities.__getitem__) == "reached"
+    assert Training(tmp_path, replace(by_epochs(9), **rules), targets).go(qualities.__getitem__) == "reached"
     found = [record["qualities"] for record in records(tmp_path / "metrics.jsonl", "eval")]
     assert (found, records(tmp_path / "metrics.jsonl", "start")[0]["targets"]) == ([*qualities.values()], targets)
     values = [event["value"] for event in logged(tmp_path / "result.txt") if event["key"] == "eval_accuracy"]
@@ -133,20 +132,17 @@ def test_skipped_updates_are_not_counted(tmp_path: Path) -> None:
     assert (evaluations, rates) == ([(3, 4), (6, 8)], [n / 8 for n in range(1, 9)])
 
 
-def test_start_record_has_evidence_and_the_variables_of_libraries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_start_record_has_evidence_and_the_variables_of_libraries(tmp_path: Path) -> None:
     libraries = {"NCCL_DEBUG": "WARN", "HOROVOD_CYCLE_TIME": "0.1", "OMPI_MCA_btl": "^openib"}
     # Variables that differ from rank to rank, and secrets
     ignored = {"HOROVOD_RANK": "0", "HOROVOD_SECRET_KEY": "x", "OMPI_MCA_ess_base_jobid": "7", "MY_TOKEN": "hush"}
-    for name, value in {**libraries, **ignored}.items():
-        monkeypatch.setenv(name, value)
-    # psutil computes the start of the process from a clock with a resolution of a second
-    created, before = psutil.Process().create_time(), time.time()
-    Training(tmp_path, by_epochs(1), {"accuracy": 0.1}, round="v6.1").go(lambda weight: {"accuracy": 0.2})
+    age = time.time() - psutil.Process().create_time()
+    with mock.patch.dict(os.environ, libraries | ignored):
+        Training(tmp_path, by_epochs(1), {"accuracy": 0.1}, round="v6.1").go(lambda weight: {"accuracy": 0.2})
     (start,) = records(tmp_path / "metrics.jsonl", "start")
-    assert before - created - 2 < sum(start["startup"]["seconds"].values()) < time.time() - created + 2
-    recorded = {name: value for name, value in start["environment"].items() if name in {**libraries, **ignored}}
+    # psutil computes the start of the process from a clock with a resolution of a second
+    assert age - 2 < sum(start["startup"]["seconds"].values()) < age + 60
+    recorded = {name: value for name, value in start["environment"].items() if name in libraries | ignored}
     assert (recorded, start["flops_per_sample"], start["gemm_precision"]) == (libraries, 5e6, "tf32")
     events = [(event["key"], event["value"]) for event in logged(tmp_path / "result.txt")]
     assert start["evidence"] and start["evidence"].items() <= {*events}
@@ -428,18 +424,6 @@ def test_loss_that_is_not_finite_or_unreported_evaluation_ends_the_run(
             for step in run.steps():
                 run.report(loss if step == 1 else 1.0, 0.1)
     assert "run_stop" not in (tmp_path / "result.txt").read_text(encoding="utf-8")
-
-
-def test_ranges_of_steps_end_at_epochs_and_evaluations(tmp_path: Path) -> None:
-    run, ranges = Training(tmp_path, every_two_steps(2), {"auc": 0.5}).run, []
-    with run.timed(every_two_steps(2)):
-        for _ in run.blocks():
-            for steps in run.step_ranges(100):
-                ranges.append(list(steps))
-                run.report(1.0, 0.1, samples=len(steps))
-            if run.evaluates():
-                run.evaluated({"auc": 0.0})
-    assert ranges == [[0, 1], [2], [3], [4, 5]]
 
 
 def test_stages_of_a_step_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

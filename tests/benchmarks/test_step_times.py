@@ -96,17 +96,6 @@ def test_rank_waits_while_no_thread_works_or_fetches(
     }
 
 
-def test_windows_grow_from_five_seconds_to_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(tmp_path, monkeypatch, LIBRARY)
-
-    def sample() -> None:
-        rank.now += 1
-        rank.times.add(range(1))
-
-    lines = rank.follow(sample for _ in range(245))
-    assert [line["window"] for line in lines] == [5, 5, 5, 8, 12, 18, 27, 40, 60, 60, 5]
-
-
 def test_lines_are_written_during_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The states of real threads
     monkeypatch.setattr(step_times, "SAMPLE_SECONDS", 0.01)

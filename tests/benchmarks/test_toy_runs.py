@@ -6,13 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from benchmarks.bert_squad import answers
 from benchmarks.bert_squad.arrays import open_data as open_squad
-from benchmarks.llama import safetensors, tokenization
-from benchmarks.llama.dataset import open_data
+from benchmarks.llama import safetensors
 from encore import catalogue
 from tests.conftest import Encore, ToyRun, evaluations, logged, quality, records
 from tests.trainings import exported, reached, recorded
@@ -122,20 +120,6 @@ def test_translations_of_the_last_evaluation_are_kept(name: str, toy_run: ToyRun
         assert {line["bleu"] for line in lines if line["hypothesis"] == line["reference"]} == {100}
         # sacreBLEU splits this language at the same places; it rounds to two decimals
         assert last["sacrebleu"] == pytest.approx(quality(last), abs=6e-3)
-
-
-def test_bert_is_better_than_the_most_frequent_word(toy_run: ToyRuns, toy: Callable[[str], Path]) -> None:
-    labels = np.load(toy("bert") / "test_masked_labels.npy")
-    assert quality(evaluations(toy_run("bert").metrics)[-1]) > 1.5 * np.bincount(labels).max() / len(labels)
-
-
-def test_texts_of_gpt_oss_continue_the_evaluation_set(toy_run: ToyRuns, toy: Callable[[str], Path]) -> None:
-    held_out = open_data(toy("llama31-8b")).test.tokens[: 100 * 128 + 1].tolist()
-    reference = tokenization.read(toy("llama31-8b") / tokenization.FILE).decode(held_out)
-    text = (toy_run("gpt-oss-20b").experiment / "texts.jsonl").read_text(encoding="utf-8")
-    lines = list(map(json.loads, text.splitlines()))
-    assert [line["text"] + line["reference"] in reference for line in lines] == [True] * 4
-    assert all(line["likeliest"] and line["drawn"] != line["likeliest"] for line in lines)
 
 
 def test_adapters_of_lora(toy_run: ToyRuns) -> None:

@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import json
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -13,13 +12,13 @@ import numpy as np
 import pytest
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.translation import CODES, FILES, REFERENCES, VOCABULARY, bleu, orders, stages, wmt, writer
+from benchmarks.translation import CODES, FILES, REFERENCES, bleu, orders, stages, wmt, writer
 from benchmarks.translation import vocabulary as words
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.segment import Subtokens, read_dictionary, split_tokens
-from benchmarks.translation.vocabulary import BOS, EOS, PAD, SUBTOKENS, UNK, Vocabulary
+from benchmarks.translation.vocabulary import SUBTOKENS, Vocabulary
 from tests import preparing
-from tests.preparing import check_refusal, notes, prepared, ran, refused, write_files
+from tests.preparing import check_refusal, notes, prepared, ran, write_files
 
 EN = ["the cat sat on the mat .", "dogs bark , cats do not .", "a small house", "it is rain@@ ing 3,000 times"]
 DE = ["die katze saß auf der matte .", "hunde bellen , katzen nicht .", "ein kleines haus", "es regnet 3.000 mal"]
@@ -169,14 +168,6 @@ def test_codes_of_another_text_are_refused(tmp_path: Path) -> None:
     writer.check_foreign_codes(tmp_path, {"a": 200, "b": 100}, {"word": 100})
     with pytest.raises(Problem, match=r"splits a word into 3\.1 tokens on average"):
         writer.check_foreign_codes(tmp_path, {"a": 310}, {"word": 100})
-
-
-def test_special_entries_and_text_of_ids() -> None:
-    vocabulary = Vocabulary((*words.SPECIAL, "a@@", "b"))
-    texts = [vocabulary.text(ids) for ids in ([BOS, 4, 5, 5, EOS, 4], [5, 4, PAD], [UNK, 99, 6])]
-    assert (texts, vocabulary.size, vocabulary.padded(8), vocabulary.padded(6)) == (
-        ["ab b", "b a", "<unk> <unk> <unk>"], 6, 8, 6,
-    )  # fmt: skip
 
 
 def test_subtokens_are_reversible() -> None:
@@ -374,27 +365,20 @@ def test_words_of_bleu() -> None:
 
 
 def test_raw_text_is_tokenized_and_split(tmp_path: Path, pytorch_python: Path) -> None:
-    def run(*words: object) -> preparing.Outcome:
-        done = ran(pytorch_python, "-m", "benchmarks.gnmt.prepare", "--progress", "json", *words)
-        return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
-
     # Repeated sentences, so that there are pairs to merge
     text = {"train.en": lines_of(*EN * 5).replace("@@ ", ""), "train.de": lines_of(*DE * 5)}
     test = {"test.en": lines_of(*REVERSED["en"][:3], "times 3,000 raining is it"), "test.de": RAW["test.de"]}
-    notes(run(write_files(tmp_path / "raw", {**text, **test}), "-o", tmp_path / "to", "--merges", 60))
-    dataset, codes = open_data(tmp_path / "to"), (tmp_path / "to" / CODES).read_text()
-    sentence, start = words.join_bpe(token_lists(dataset, "source")[3]), "#version: 0.2\nm a\ni n\ne s</w>\n"
-    assert (codes[: len(start)], codes.count("\n"), dataset.manifest["facts"]["detokenized"]) == (start, 61, True)
-    assert (dataset.references, sentence) == (REVERSED["de"], "it is raining 3,000 times")
-    # The text that these codes split is accepted with them, and refused with other codes
+    raw, to = write_files(tmp_path / "raw", {**text, **test}), tmp_path / "to"
+    ran(pytorch_python, "-m", "benchmarks.gnmt.prepare", raw, "-o", to, "--merges", 60, check=True)
+    dataset, codes = open_data(to), (to / CODES).read_text()
+    assert (codes.count("\n"), codes.startswith("#version: 0.2\nm a\ni n\ne s</w>\n")) == (61, True)
+    assert (dataset.references, dataset.manifest["facts"]["detokenized"]) == (REVERSED["de"], True)
+    assert words.join_bpe(token_lists(dataset, "source")[3]) == "it is raining 3,000 times"
+    # The text that these codes split is accepted with them
     sides = {
         f"{part}.{code}": lines_of(*map(" ".join, token_lists(dataset, side, part)))
         for part in ("train", "test")
         for code, side in (("en", "source"), ("de", "target"))
     }
-    split = write_files(tmp_path / "split", {**sides, "codes": codes})
-    notes(run(split, "-o", tmp_path / "again"))
-    for name in ("train_source.npy", VOCABULARY):
-        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "to" / name).read_bytes()
-    message = refused(run(write_files(split, {"codes": "#version: 0.2\nh o\no u\n"}), "-o", tmp_path / "other"))
-    assert "splits into " in message and "the codes with which the text was split" in message
+    again = prepared("gnmt", write_files(tmp_path / "split", {**sides, "codes": codes}), tmp_path / "again")
+    assert (again / "train_source.npy").read_bytes() == (to / "train_source.npy").read_bytes()

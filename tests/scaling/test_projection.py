@@ -141,14 +141,3 @@ def test_links_of_a_system_description() -> None:
 )
 def test_bandwidth_within_a_node(accelerator: str, gigabytes: float) -> None:
     assert projection.links_of(System(described=True, accelerator=accelerator), 8)[0].intra_node_rate == gigabytes * 1e9
-
-
-def test_nearest_public_sets() -> None:
-    batches = [("a", 100, 5.0, 1), ("a", 110, 7.0, 2), ("a", 900, 9.0, 1), ("b", 100, 1.0, 9)]
-    rows, phases = (
-        [projection.Convergence(*row) for row in batches],
-        [projection.Phases("a", gpus, 1.0, 0.1, 5.0) for gpus in (8, 64)],
-    )
-    assert [projection.samples_to_target(rows, "a", batch) for batch in (100, 400)] == [(7.0, 3), (9.0, 1)]
-    assert projection.nearest_phases(phases, "a", 32) is phases[1]
-    assert projection.nearest_phases([], "a", 32).evaluate_share == 0

@@ -58,20 +58,6 @@ def test_step_is_the_sum_of_its_terms(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "prediction"),
-    [
-        (8, (0.15092985, 0.12556121, 0.18788179)),
-        (64, (0.04372449, 0.01938177, 0.08657493)),
-        (512, (0.03046409, 0.00549883, 0.07439078)),
-    ],
-)
-def test_interval_grows_with_the_distance(gpus: int, prediction: tuple[float, ...]) -> None:
-    # Recorded from minutes 1 / n + 0.02; of simulated trainings on 128 GPUs more than 90 % were inside
-    model = cost_model.fit_strong_scaling({n: 1 / n + 0.02 for n in (1, 2, 4)})
-    assert (model.algorithm, prediction) == ("tree", approximate(model.predict(cost_model.strong_scaling_point(gpus))))
-
-
-@pytest.mark.parametrize(
     ("batches", "parameters", "prediction"),
     [
         # 50 epochs with a critical batch of 40,000 samples, which needs 90 epochs at 32,000
@@ -168,17 +154,6 @@ def test_search_with_a_limit_reports_a_lower_bound() -> None:
     assert_valid(schedule, jobs)
     assert (schedule.bound, sequential_minutes(jobs)) == pytest.approx((52.09875, 123.19))
     assert not schedule.is_shortest and schedule.bound <= schedule.makespan <= 64.38 + 1e-9
-
-
-@pytest.mark.parametrize(
-    ("count", "makespan", "bound", "is_shortest"),
-    [(4, 20.0, 20.0, True), (100, 500.0, 500.0, True), (101, 510.0, 505.0, False)],  # up to 100 runs are searched
-)
-def test_runs_of_one_benchmark_run_side_by_side(count: int, makespan: float, bound: float, is_shortest: bool) -> None:
-    jobs = [Job(benchmark="a", options=(Option(gpus=1, minutes=10.0), Option(gpus=2, minutes=6.0)), count=count)]
-    schedule = shortest(jobs, 2, states=8)
-    assert_valid(schedule, jobs)
-    assert (schedule.makespan, schedule.bound, schedule.is_shortest) == (makespan, bound, is_shortest)
 
 
 def test_steady_state_splits_the_day_between_two_partitions() -> None:

@@ -88,8 +88,7 @@ def test_outputs_are_those_of_the_export(
     assert (model["samples"], model["same"], model["tolerance"]) == (40, True, 1e-5)
     assert max(model["differences"].values()) <= 1e-5
     # Differences are relative to the largest magnitude of the output
-    outputs = copy_with(exported, tmp_path / "outputs", sum=example["sum"] * 1.5)
-    model = check(send, protocol, outputs, code=1)
+    model = check(send, protocol, copy_with(exported, tmp_path / "outputs", sum=example["sum"] * 1.5), code=1)
     assert (model["same"], model["differences"]["sum"]) == (False, pytest.approx(1 / 3, rel=1e-3))
     for message, types, arrays in (
         ("unexpected shape", ("", ""), {"features": example["features"][:, :-1]}),
@@ -117,19 +116,6 @@ def test_client_sends_a_file_of_inputs(send: Send, example: Example, tmp_path: P
         (inputs, tmp_path / "gone" / "outputs.npz", "cannot be written"),
     ):
         assert message in send("http", "--inputs", given, "--outputs", written, code=2).stderr
-
-
-@on_linux
-@pytest.mark.long
-def test_measurements_by_batch_and_clients(send: Send, exported: Path) -> None:
-    grid = ("--batches", "1,4,64", "--clients", "1,3", "--requests", "12", "--folder", exported / "triton")
-    cells = json.loads(send("grpc", *grid, "--model", exported / "model.onnx", program="measure").stdout)
-    # The server takes batches up to 32
-    assert [(cell["batch"], cell["clients"]) for cell in cells] == [(1, 1), (1, 3), (4, 1), (4, 3)]
-    for cell in cells:
-        through, direct = cell["server"], cell["direct"]
-        assert all(0 < side["p50_ms"] <= side["p90_ms"] <= side["p99_ms"] for side in (through, direct))
-        assert cell["ratio"] == pytest.approx(through["requests_per_second"] / direct["requests_per_second"])
 
 
 @on_linux

@@ -83,8 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> folders.Folder[Study]:
 
 def test_grid_of_the_study() -> None:
     study, small = load("multi-gpu"), load("multi-gpu", small=True).points()
-    counts = (len(study.points()), study.epoch.images, len(study.questions))
-    assert counts == (5 * 3 * 3 * 4 * 2 + 5, 256_000, 7)
+    assert (len(study.points()), study.epoch.images, len(study.questions)) == (5 * 3 * 3 * 4 * 2 + 5, 256_000, 7)
     assert {point.axes["network"] for point in small} == {point.axes["network"] for point in study.points()}
     assert [(point.axes["ranks"], point.config["device"]) for point in small] == [(1, "cpu")] * 16 + [(2, "cpu")] * 15
     records = {point.config["records"] for point in changed(study, ["records=/data/train.rec"]).points()}
@@ -180,12 +179,6 @@ def test_job_array_has_the_missing_points(folder: folders.Folder[Study]) -> None
     assert {f"#SBATCH --{option}" for option in options} <= {*script}
     seconds = pytest.approx(5.0 * len(missing) * folder.study.passes)
     assert (folders.open_folder(folder.path, Study), measurement.seconds_left(folder)) == (folder, seconds)
-
-
-def test_every_rank_on_a_cpu_has_the_same_threads(tmp_path: Path) -> None:
-    folder = folders.Folder(tmp_path, load("multi-gpu", small=True))
-    commands = [measurement.command(folder, point, None) for point in folder.study.points()]
-    assert len({command.environment["OMP_NUM_THREADS"] for command in commands}) == 1
 
 
 # -- traffic on a DGX-1 ---------------------------------------------------------------------------------
