@@ -86,13 +86,11 @@ def pack(files: Mapping[str, bytes], mode: str = "w", links: Sequence[str] = ())
     # A tar of files, and of links to a file outside
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode=mode) as archive:
-        for name in links:
-            link = tarfile.TarInfo(name)
-            link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-            archive.addfile(link)
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
+        for name in (*links, *files):
+            entry, content = tarfile.TarInfo(name), files.get(name, b"")
             entry.size = len(content)
+            if name in links:
+                entry.type, entry.linkname = tarfile.SYMTYPE, "/etc/passwd"
             archive.addfile(entry, io.BytesIO(content))
     return packed.getvalue()
 

@@ -2,6 +2,7 @@
 
 import argparse
 import hashlib
+import importlib
 import json
 import re
 import sys
@@ -14,16 +15,11 @@ from unittest import mock
 import psutil
 import pytest
 
-from benchmarks.bert_squad import noise as squad_noise
 from benchmarks.common.checks import bench as benches
 from benchmarks.common.checks import selftest, trainings
 from benchmarks.common.checks.agreement import Losses, Result, Tolerance, compare_losses, read_losses
 from benchmarks.common.data import manifest
 from benchmarks.common.data.problem import Problem
-from benchmarks.dlrm.pytorch import selftest as dlrm_selftest
-from benchmarks.llama import noise as llama_noise
-from benchmarks.llama2_70b_lora import noise as lora_noise
-from benchmarks.ncf.pytorch import selftest as ncf_selftest
 from encore import catalogue, paths
 from encore.containers import compatibility
 from encore.containers.checks import check
@@ -268,21 +264,20 @@ def test_overflow_must_be_reported(output: str, result: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("write", "sizes", "digest"),
+    ("module", "function", "sizes", "digest"),
     [
-        (ncf_selftest.real_sizes, (50, 40, 300), "51037a0d3eeb580275899acc1eb7c91b"),
-        (dlrm_selftest.real_sizes, (3000, 70), "6b69f644c7117ee2805ebb040784756a"),
-        (llama_noise.write, (), "95bab874c692e07ee1823394005d970a"),
-        (lora_noise.write, (64,), "aa731cf6424dc0d6386eb4f9fd9645a9"),
-        (squad_noise.write, (100, 64), "c370d4ac41996d509ddc275aa68400e5"),
+        ("ncf.pytorch.selftest", "real_sizes", (50, 40, 300), "51037a0d3eeb580275899acc1eb7c91b"),
+        ("dlrm.pytorch.selftest", "real_sizes", (3000, 70), "6b69f644c7117ee2805ebb040784756a"),
+        ("llama.noise", "write", (), "95bab874c692e07ee1823394005d970a"),
+        ("llama2_70b_lora.noise", "write", (64,), "aa731cf6424dc0d6386eb4f9fd9645a9"),
+        ("bert_squad.noise", "write", (100, 64), "c370d4ac41996d509ddc275aa68400e5"),
     ],
-    ids=["ncf", "dlrm", "llama31_8b", "llama2_70b_lora", "bert_squad"],
 )
 def test_synthetic_data_sets_are_the_recorded_ones(
-    write: Callable[..., None], sizes: tuple[int, ...], digest: str, tmp_path: Path
+    module: str, function: str, sizes: tuple[int, ...], digest: str, tmp_path: Path
 ) -> None:
     # Numbers, order and pairs of the values were checked when the digests were recorded
-    write(tmp_path, *sizes)
+    getattr(importlib.import_module(f"benchmarks.{module}"), function)(tmp_path, *sizes)
     facts = {key: value for key, value in manifest.read(tmp_path).items() if key in ("benchmark", "facts", "splits")}
     names = sorted({path.name for path in tmp_path.iterdir()} - {manifest.FILE_NAME})
     content = [json.dumps(facts, sort_keys=True).encode(), *((tmp_path / name).read_bytes() for name in names)]

@@ -30,7 +30,6 @@ from benchmarks.minigo.engine import (
     Search,
     bench,
     build,
-    name_of,
 )
 from benchmarks.minigo.engine.position import fixed_handicap
 from benchmarks.minigo.flops import training_flops
@@ -296,19 +295,6 @@ def test_random_games_equal_the_recorded_ones(size: int, games: int, recorded: t
             positions += 1
             position.play(chance.choice(np.flatnonzero(position.legal()).tolist()))
     assert (positions, checksum) == recorded
-
-
-@pytest.mark.parametrize(
-    ("size", "stones", "names"),
-    [
-        (9, 4, "C3 G7 C7 G3"),
-        (9, 8, "C3 G7 C7 G3 C5 G5 E3 E7"),
-        (13, 2, "D4 K10"),
-        (19, 9, "D4 Q16 D16 Q4 D10 Q10 K4 K16 K10"),
-    ],
-)
-def test_handicap_equals_that_of_gtp(size: int, stones: int, names: str) -> None:
-    assert " ".join(name_of(point, size) for point in fixed_handicap(size, stones)) == names
 
 
 @pytest.mark.parametrize(

@@ -148,18 +148,6 @@ def test_start_record_has_evidence_and_the_variables_of_libraries(tmp_path: Path
     assert start["evidence"] and start["evidence"].items() <= {*events}
 
 
-def test_log_of_round_v0_5(tmp_path: Path) -> None:
-    training = Training(tmp_path, by_epochs(1), {"hit_rate": 0.1}, Wording("ncf"), round="v0.5")
-    assert training.go(lambda weight: {"hit_rate": 0.2}) == "reached"
-    lines = (tmp_path / "result.txt").read_text(encoding="utf-8").splitlines()
-    assert [line.split(") ", 1)[1] for line in lines] == [
-        *("init_start", f"init_stop: {json.dumps({'choices': training.run.choices})}"),
-        *("run_start", "run_set_random_seed: 7", "input_batch_size: 4", "train_loop", "train_epoch: 0"),
-        *("eval_start: 0", 'eval_accuracy: {"epoch": 0, "value": 0.2}', "eval_target: 0.1", "eval_stop: 0"),
-        *('run_stop: {"success": true}', "run_final"),
-    ]
-
-
 def test_all_ranks_are_synchronized_when_the_clock_starts_and_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,24 +412,6 @@ def test_loss_that_is_not_finite_or_unreported_evaluation_ends_the_run(
             for step in run.steps():
                 run.report(loss if step == 1 else 1.0, 0.1)
     assert "run_stop" not in (tmp_path / "result.txt").read_text(encoding="utf-8")
-
-
-def test_stages_of_a_step_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, training = [time.time()], Training(tmp_path, by_epochs(1), {"accuracy": 0.5})
-    for name in ("time", "perf_counter"):
-        monkeypatch.setattr(time, name, lambda: clock[0])
-
-    def advance() -> None:
-        clock[0] += 0.25
-
-    def on_step(step: int) -> None:
-        with training.run.stage("forward"):
-            training.run.wait_for(advance)
-        advance()
-
-    training.go(lambda weight: {"accuracy": 1.0}, on_step)
-    (epoch,) = records(tmp_path / "metrics.jsonl", "epoch")
-    assert (epoch["stages"], epoch["input_share"]) == ({"forward": 0.75}, 0.5)
 
 
 PROGRAM = """
