@@ -367,20 +367,6 @@ def test_option_of_a_text_needs_the_text(benchmark: str, option: str, problem: s
     )
 
 
-OWN = {"resnet": ("--resize", "256"), "dlrm": ("--index-limit", "9"), "ssd": ("--scenes", "9")}
-
-
-@pytest.mark.parametrize("owner", OWN)
-@every_benchmark
-def test_options_of_other_benchmarks_are_refused(benchmark: str, owner: str, tmp_path: Path) -> None:
-    option, value = OWN[owner]
-    code, lines = run(benchmark, "-o", tmp_path / "to", option, value, "--check-options")
-    found = "".join(map(str, lines[-1]["error"].values())) if lines else ""
-    assert (code, found.count(option)) == ((0, 0) if benchmark == owner else (2, 1))
-    assert benchmark == owner or f"the options of {benchmark.replace('_', '-')}: --output " in found
-    assert not (tmp_path / "to").exists()
-
-
 @pytest.mark.parametrize(("benchmark", "package"), [("resnet", "PIL"), ("ncf", "numpy")])
 def test_missing_package_is_named(benchmark: str, package: str, tmp_path: Path) -> None:
     # -S: without site-packages

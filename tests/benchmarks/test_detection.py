@@ -445,11 +445,6 @@ def test_scenes_are_the_recorded_ones(
     assert zlib.crc32(b"".join(path.read_bytes() for path in files)) == checksum
 
 
-@pytest.fixture(scope="module")
-def toy_scenes(pytorch_python: Path, toy: Callable[[str], Path]) -> Path:
-    return toy("ssd")
-
-
 @pytest.mark.parametrize("masks", [None, [b"abc", b""]])
 def test_detections_round_trip(masks: list[bytes] | None) -> None:
     boxes, labels = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.float32), np.array([3, 1], np.int16)
@@ -459,7 +454,7 @@ def test_detections_round_trip(masks: list[bytes] | None) -> None:
     assert (read.masks, detections.to_bytes(read)) == (masks, detections.to_bytes(written))
 
 
-def start(python: Path, toy_scenes: Path, folder: Path, **options: Any) -> Started:
+def start(python: Path, toy: Callable[[str], Path], folder: Path, **options: Any) -> Started:
     # Start detection_run.py in the background, on one rank
     folder.mkdir(exist_ok=True)
     content = {
@@ -469,7 +464,7 @@ def start(python: Path, toy_scenes: Path, folder: Path, **options: Any) -> Start
         **options,
     }
     program = paths.ROOT / "tests" / "in_framework" / "detection_run.py"
-    command = [*map(str, (python, program, toy_scenes, folder)), json.dumps(content)]
+    command = [*map(str, (python, program, toy("ssd"), folder)), json.dumps(content)]
     environment = {**os.environ, "PYTHONPATH": str(paths.ROOT), "OMP_NUM_THREADS": "1"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return Started(subprocess.Popen(command, env=environment, **pipes), folder)
@@ -490,8 +485,8 @@ def results(folder: Path) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def reference(pytorch_python: Path, toy_scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    started = start(pytorch_python, toy_scenes, tmp_path_factory.mktemp("reference"))
+def reference(pytorch_python: Path, toy: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    started = start(pytorch_python, toy, tmp_path_factory.mktemp("reference"))
     started.ended(0)
     assert results(started.results)[-1] == (3, {"box_ap": 1.0, "mask_ap": 1.0})
     return started.results
@@ -508,7 +503,7 @@ def reference(pytorch_python: Path, toy_scenes: Path, tmp_path_factory: pytest.T
 )
 def test_failed_evaluator_ends_the_run(
     pytorch_python: Path,
-    toy_scenes: Path,
+    toy: Callable[[str], Path],
     tmp_path: Path,
     reference: Path,
     number: signal.Signals,
@@ -516,7 +511,7 @@ def test_failed_evaluator_ends_the_run(
     problem: str,
     hint: str,
 ) -> None:
-    started = start(pytorch_python, toy_scenes, tmp_path, concurrently=concurrently)
+    started = start(pytorch_python, toy, tmp_path, concurrently=concurrently)
     evaluator_of(started).send_signal(number)
     # Written by the launcher; the start of the evaluator may take longer than this
     write_files(tmp_path, {"ranks/hang_seconds": "0.6"})
@@ -524,13 +519,13 @@ def test_failed_evaluator_ends_the_run(
     parts = ("the process that evaluates epoch ", problem, "expected: the average precision", hint)
     assert [part for part in parts if part not in output] == [] and "Traceback" not in output, output
     write_files(tmp_path, {"ranks/hang_seconds": None})
-    start(pytorch_python, toy_scenes, tmp_path, concurrently=concurrently).ended(0)
+    start(pytorch_python, toy, tmp_path, concurrently=concurrently).ended(0)
     assert results(tmp_path) == results(reference)
 
 
 @pytest.mark.long
-def test_evaluator_ends_with_its_training(pytorch_python: Path, toy_scenes: Path, tmp_path: Path) -> None:
-    started = start(pytorch_python, toy_scenes, tmp_path, seconds=0.2, workers=2)
+def test_evaluator_ends_with_its_training(pytorch_python: Path, toy: Callable[[str], Path], tmp_path: Path) -> None:
+    started = start(pytorch_python, toy, tmp_path, seconds=0.2, workers=2)
     evaluator = evaluator_of(started)
     processes = [evaluator, *evaluator.children()]
     started.process.kill()

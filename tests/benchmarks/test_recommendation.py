@@ -169,7 +169,6 @@ def test_bad_files_of_the_paper_are_rejected(tmp_path: Path, file: str, text: st
 
 
 CRITEO = paths.ROOT.parent / "shared" / "data" / "criteo.tar.xz"
-CONSTANT_RATE_LOSS = 0.5269  # Log loss on the sample's test rows if the prediction is always the click rate
 INDEX_LIMIT = 40_000_000
 
 
@@ -372,4 +371,5 @@ def test_real_clicks_beat_the_constant_rate(pytorch_python: Path, encore: Encore
     folders = ("--data", str(tmp_path / "data"), "--results", str(tmp_path / "results"))
     encore("run", "dlrm", "1", "--system", "criteo-sample", "--seed", "1", *folders, code=0)
     (evaluation,) = records(only_run(tmp_path / "results") / "experiment_0" / "metrics.jsonl", "eval")
-    assert evaluation["log_loss"] < CONSTANT_RATE_LOSS - 0.03
+    # The click rate as prediction has a log loss of 0.5269 on the sample's test rows
+    assert evaluation["log_loss"] < 0.5269 - 0.03

@@ -58,11 +58,8 @@ def test_resumed_run_has_bit_identical_losses(
     assert evaluations(metrics)[0] == evaluations(uninterrupted)[0]
 
 
-pytorch_and_tensorflow = pytest.mark.parametrize("framework", ["pytorch", "tensorflow"])
-
-
 @pytest.mark.long
-@pytorch_and_tensorflow
+@pytest.mark.parametrize("framework", ["pytorch", "tensorflow"])
 def test_two_ranks_train_like_one(
     framework: str, toy_run: Callable[[str], ToyRun], digits: Path, tmp_path: Path
 ) -> None:

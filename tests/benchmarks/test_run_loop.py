@@ -151,19 +151,16 @@ def test_start_record_has_evidence_and_the_variables_of_libraries(tmp_path: Path
 def test_all_ranks_are_synchronized_when_the_clock_starts_and_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order: list[str] = []
-
-    def traced(name: str, call: Callable[..., Any]) -> Any:
-        return lambda *arguments: (order.append(name), call(*arguments))[1]
-
+    calls = mock.Mock()
+    calls.data_set.return_value = by_epochs(1)
     hooks = ("connect", "synchronize", "barrier", "finish")
     for owner, name in (*((FRAMEWORK, hook) for hook in hooks), (MLLog, "run_start"), (MLLog, "run_stop")):
-        monkeypatch.setattr(owner, name, traced(name, getattr(owner, name)))
-    training = Training(tmp_path, traced("data set", lambda: by_epochs(1)), {"accuracy": 0.5})
-    order.clear()
+        monkeypatch.setattr(owner, name, getattr(calls, name))
+    training = Training(tmp_path, calls.data_set, {"accuracy": 0.5})
+    calls.reset_mock()
     training.go(NEVER)
-    assert order == [
-        *("connect", "synchronize", "barrier", "run_start", "barrier", "data set"),
+    assert [name for name, _, _ in calls.mock_calls] == [
+        *("connect", "synchronize", "barrier", "run_start", "barrier", "data_set"),
         *("synchronize", "barrier", "run_stop", "finish"),
     ]
 

@@ -219,8 +219,8 @@ def test_run_starts_with_the_weights_of_another_run(short_runs: Callable[[str], 
     before, after = (losses(run / "metrics.jsonl") for run in (first, second))
     assert after[0] < before[1], "it continues at the last weights"
     # A network of another size is rejected, with the name of every weight that does not fit
-    message = runs.refused(tmp_path / "third", 1, *settings, "inner_width=128")
-    assert "bert.encoder.layer.0.intermediate.dense.weight has [64, 64] instead of [128, 64]" in message
+    problem = "bert.encoder.layer.0.intermediate.dense.weight has [64, 64] instead of [128, 64]"
+    assert problem in runs.refused(tmp_path / "third", 1, *settings, "inner_width=128")
 
 
 @pytest.mark.long

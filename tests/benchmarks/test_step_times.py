@@ -108,7 +108,6 @@ def test_lines_are_written_during_the_training(tmp_path: Path, monkeypatch: pyte
     assert len(path.read_text().splitlines()) == 1 and str(threading.get_native_id()) in step_times.delays()
 
 
-STEPS = 1000  # Steps per epoch, for events that count steps
 COUNTS = {"negatives": 999, "users": 138493}  # Values of the data set that NCF logs
 
 
@@ -122,7 +121,7 @@ SUBMITTED = [
 
 def hyperparameters(keys: Any, config: Any, ranks: int) -> dict[str, Any]:
     arguments = {
-        "config": config, "ranks": ranks, "steps_per_epoch": STEPS, "counts": COUNTS, "max_predictions": 76,
+        "config": config, "ranks": ranks, "steps_per_epoch": 1000, "counts": COUNTS, "max_predictions": 76,
         "generation": 1, "count": 8192,
     }  # fmt: skip
     values: dict[str, Any] = {}

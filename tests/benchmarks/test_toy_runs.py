@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks.bert_squad import answers
 from benchmarks.bert_squad.arrays import open_data as open_squad
-from benchmarks.llama import safetensors
 from encore import catalogue
 from tests.conftest import Encore, ToyRun, evaluations, logged, quality, records
 from tests.trainings import exported, reached, recorded
@@ -120,13 +119,6 @@ def test_translations_of_the_last_evaluation_are_kept(name: str, toy_run: ToyRun
         assert {line["bleu"] for line in lines if line["hypothesis"] == line["reference"]} == {100}
         # sacreBLEU splits this language at the same places; it rounds to two decimals
         assert last["sacrebleu"] == pytest.approx(quality(last), abs=6e-3)
-
-
-def test_adapters_of_lora(toy_run: ToyRuns) -> None:
-    folder = toy_run("llama2-70b-lora").experiment / "adapter"
-    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    assert config["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
-    assert len(safetensors.tensors_of(folder / "adapter_model.safetensors")) == 24
 
 
 # -- the targets of the small systems ---------------------------------------------------------------------

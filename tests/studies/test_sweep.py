@@ -219,13 +219,6 @@ def test_points_with_several_nodes_are_submitted_once(
     assert (study.state(first), study.jobs()) == ("done", {"2x2": "1", "4x2": "3"})
 
 
-@pytest.mark.usefixtures("submit")
-def test_submitted_points_are_not_run_here(tmp_path: Path) -> None:
-    study = folders.create(sweep_of("resnet", 1, 2), "sweep", tmp_path)
-    assert [sweep.run(study, here, Limits(), submit_all) for submit_all in (True, False)] == [ExitCode.REACHED] * 2
-    assert study.jobs() == {"1x1": "1", "1x2": "2"}
-
-
 @pytest.mark.parametrize(("nodes", "message"), [(2, "a point of 2 nodes needs a scheduler"), (1, "--submit needs")])
 def test_submission_without_slurm_is_refused(
     nodes: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
