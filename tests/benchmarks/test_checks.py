@@ -99,8 +99,7 @@ def test_memory_is_checked(name: str, gib: float, settings: str, level: str) -> 
 
 
 def test_batch_beyond_the_memory_is_refused_with_the_largest_that_fits() -> None:
-    refused = memory_check("resnet", 39.6, "batch_size=1024")
-    with_accumulation = memory_check("resnet-pytorch", 39.6, "batch_size=1024")
+    refused, with_accumulation = (memory_check(name, 39.6, "batch_size=1024") for name in ("resnet", "resnet-pytorch"))
     assert (refused.level, refused.found, refused.hint, with_accumulation.hint) == (
         "FAIL",
         "about 50.1 GiB needed by the model, NVIDIA X has 39.6 GiB",
@@ -113,11 +112,12 @@ CHOICES = sorted(catalogue.choices())
 
 
 def bench_of(name: str, folder: Path, device: str, **options: Any) -> selftest.Bench:
-    choice = catalogue.choose(name)
     config = write_small_config(folder / "config.json", name, 1, ())
     defaults = {"config": config, "data": folder, "work": folder / "work", "device": device, "gpus": 1}
     arguments = {**defaults, "launch": "", "launch_all": "", "full": None, **options}
-    return selftest.Bench(selftest.suite_of(choice.implementation.module), argparse.Namespace(**arguments))
+    return selftest.Bench(
+        selftest.suite_of(catalogue.choose(name).implementation.module), argparse.Namespace(**arguments)
+    )
 
 
 def losses_of(*epochs: list[float]) -> Losses:
@@ -155,8 +155,10 @@ def test_losses_are_compared_within_a_tolerance(
 
 
 def test_steps_are_counted_from_record_to_record(tmp_path: Path) -> None:
-    steps = [(1, 3, 2.0), (1, 5, 1.0), (2, 10, 0.5)]
-    lines = [{"kind": "step", "epoch": epoch, "step": step, "loss": loss} for epoch, step, loss in steps]
+    lines = [
+        {"kind": "step", "epoch": epoch, "step": step, "loss": loss}
+        for epoch, step, loss in ((1, 3, 2.0), (1, 5, 1.0), (2, 10, 0.5))
+    ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, [{"kind": "start"}, *lines])), encoding="utf-8")
     assert read_losses(tmp_path) == [[(3, 2.0), (2, 1.0)], [(5, 0.5)]]
 

@@ -173,7 +173,6 @@ def test_error_of_a_queued_step_stops_the_training() -> None:
 
 
 FRAMEWORKS = ("pytorch", "tensorflow")
-Results = dict[str, np.ndarray]
 # Largest difference per kind of result. MXNet's multi_sum_sq adds the squares of 2.4 million weights one by one in
 # fp32; its LARS rates follow from it. A ReLU on the other side of 0 after rounding shows in a small gradient, hardly
 # in all gradients together. Both read the same crops in the same order.
@@ -195,7 +194,7 @@ NORMS = {
 }
 
 
-def compute(framework: str, request: pytest.FixtureRequest, file: Path) -> Results:
+def compute(framework: str, request: pytest.FixtureRequest, file: Path) -> dict[str, np.ndarray]:
     run = request.getfixturevalue(f"in_{framework}")
     run("parity.py", framework, str(file), str(request.getfixturevalue("few_digits")))
     with np.load(file) as arrays:
@@ -205,7 +204,7 @@ def compute(framework: str, request: pytest.FixtureRequest, file: Path) -> Resul
 @pytest.fixture(scope="module")
 def mxnet_results(
     in_mxnet: InFramework, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Results:
+) -> dict[str, np.ndarray]:
     return compute("mxnet", request, tmp_path_factory.mktemp("parity") / "results.npz")
 
 
@@ -215,7 +214,7 @@ def relative_norm(a: np.ndarray, b: np.ndarray) -> float:
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_parity_with_mxnet(
-    framework: str, mxnet_results: Results, request: pytest.FixtureRequest, tmp_path: Path
+    framework: str, mxnet_results: dict[str, np.ndarray], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     # Weights, logits, loss, gradients, rates, both optimizers and 15 losses on the same batches
     results = compute(framework, request, tmp_path / "results.npz")

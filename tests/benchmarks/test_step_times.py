@@ -27,7 +27,6 @@ from tests.preparing import write_files
 from tests.trainings import wait_until
 
 RANKS = Ranks(3, 4, 1, 2, None)
-LIBRARY = {"12"}  # Threads of the communication library
 
 
 class Rank:
@@ -58,7 +57,7 @@ class Rank:
         return [json.loads(line) for line in self.file.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize(("communicating", "waiting"), [(LIBRARY, 0.3889), (None, None)], ids=["cpu", "gpu"])
+@pytest.mark.parametrize(("communicating", "waiting"), [({"12"}, 0.3889), (None, None)], ids=["cpu", "gpu"])
 def test_rank_waits_while_no_thread_works_or_fetches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, communicating: set[str] | None, waiting: float | None
 ) -> None:

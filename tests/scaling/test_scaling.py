@@ -106,13 +106,12 @@ def test_unknown_benchmark_has_no_predictions() -> None:
         validation.checks("resnt")
 
 
-SLOW = Links(intra_node_rate=1e9, inter_node_rate=1e8, gpus=4)
-
-
 # A ring of n sends 2 (n - 1) / n of 100 MB; between two nodes each of the four GPUs sends a fourth of the gradient.
 @pytest.mark.parametrize(("gpus", "seconds"), [(1, 0.0), (2, 0.1), (4, 0.15), (8, 0.4), (16, 0.525)])
 def test_all_reduce_takes_its_bytes_over_the_links(gpus: int, seconds: float) -> None:
-    assert allreduce_seconds(1e8, gpus, SLOW) == pytest.approx(seconds)
+    assert allreduce_seconds(1e8, gpus, Links(intra_node_rate=1e9, inter_node_rate=1e8, gpus=4)) == pytest.approx(
+        seconds
+    )
 
 
 def test_all_reduce_of_bert_at_the_measured_bandwidth() -> None:

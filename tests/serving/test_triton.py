@@ -18,7 +18,7 @@ from encore.job import Command
 from encore.lab.serving import server
 from tests.conftest import Encore
 from tests.preparing import write_files
-from tests.trainings import free_ports, held_port, serving
+from tests.trainings import free_ports, held_port, served, serving
 
 Example = dict[str, np.ndarray[Any, Any]]
 # Runs client.py with a protocol and more options
@@ -109,6 +109,16 @@ def test_client_sends_a_file_of_inputs(send: Send, example: Example, tmp_path: P
         (inputs, tmp_path / "gone" / "outputs.npz", "cannot be written"),
     ):
         assert message in send("http", "--inputs", given, "--outputs", written, code=2).stderr
+
+
+@on_linux
+@pytest.mark.long
+def test_measurements_by_batch_and_clients(encore: Encore, exported: Path, tmp_path: Path) -> None:
+    grid = ("--batches", "1,64", "--clients", "1,3", "--requests", "12", "-o", str(tmp_path / "triton"))
+    cells = served(encore, exported, "--runtime", "host", "--bench", *grid)["bench"]
+    # The server takes batches up to 32
+    assert [(cell["batch"], cell["clients"]) for cell in cells] == [(1, 1), (1, 3)]
+    assert all(cell["ratio"] > 0 and 0 < cell["server"]["p50_ms"] <= cell["server"]["p99_ms"] for cell in cells)
 
 
 @on_linux
