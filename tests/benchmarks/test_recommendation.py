@@ -353,9 +353,11 @@ def test_bad_clicks_are_rejected(case: str, tmp_path: Path, monkeypatch: pytest.
     check_refusal("dlrm", tmp_path / "raw", files, [message], *options)
 
 
-def test_malformed_rows_are_skipped_on_request(tmp_path: Path) -> None:
-    to = prepared("dlrm", write_files(tmp_path / "raw", SIGNED), tmp_path / "to", "--skip-corrupt", workers=0)
-    assert preparing.manifest(to)["facts"]["malformed"] == 200
+def test_malformed_rows_are_skipped_and_rare_values_share_a_row_on_request(tmp_path: Path) -> None:
+    raw, options = write_files(tmp_path / "raw", SIGNED), ("--skip-corrupt", "--frequency-threshold", 5)
+    facts = preparing.manifest(prepared("dlrm", raw, tmp_path / "to", *options, workers=0))["facts"]
+    # 200 training rows: of 40 + n values, 40 - 4 n occur five times, the others four times
+    assert (facts["malformed"], facts["table_sizes"]) == (200, [*range(41, 0, -4), *[1] * 15])
 
 
 # -- real clicks ------------------------------------------------------------------------------------------

@@ -312,7 +312,7 @@ def test_bad_source_is_refused(tmp_path: Path, images: Path, folders: dict[str, 
     "words",
     [
         "-o x --resize 0", "-o x --quality 101", "-o x --workers none", "-o x --validation-fraction 1",
-        "-o x --verify y", "--strange", "",
+        "-o x --verify y", "-o x --index-limit 9", "-o x --resize 256 --scenes 9 --check-options", "--strange", "",
     ],
 )  # fmt: skip
 def test_bad_option_is_refused(words: str) -> None:
