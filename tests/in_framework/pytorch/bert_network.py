@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import inspect
 import math
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -137,26 +138,18 @@ def test_weight_decay_matches_the_submission():
 
 
 @pytest.mark.parametrize(
-    ("content", "sizes", "message", "counts"),
+    ("sizes", "message"),
     [
-        ("two", {}, "bert.encoder.layer.2.attention.self.key.weight is missing", [16, 0, 0]),
-        ("all", {"layers": 2}, "bert.encoder.layer.2.attention.self.key.weight is unexpected", [0, 16, 0]),
-        ("all", {"inner_width": 64}, "0.intermediate.dense.weight has [48, 32] instead of [64, 32]", [0, 0, 9]),
-        ("all", {"vocabulary": 120}, "word_embeddings.weight has [104, 32] instead of [120, 32]", [0, 0, 1]),
-        ("text", {}, "cannot be read as weights", [0, 0, 0]),
+        ({"layers": 4}, "bert.encoder.layer.3.attention.self.key.weight is missing"),
+        ({"layers": 2}, "bert.encoder.layer.2.attention.self.key.weight is unexpected"),
+        ({"inner_width": 64}, "0.intermediate.dense.weight has [48, 32] instead of [64, 32]"),
+        ({"vocabulary": 120}, "word_embeddings.weight has [104, 32] instead of [120, 32]"),
     ],
 )
-def test_weights_that_do_not_fit_are_named(content, sizes, message, counts, tmp_path):
-    path, (tensors, _) = tmp_path / "weights.pt", published_weights(fixed_network())
-    kept = {name: tensor for name, tensor in tensors.items() if content == "all" or ".layer.2." not in name}
-    path.write_text("text")
-    if content != "text":
-        torch.save(kept, str(path))
-    with pytest.raises(Problem) as problem:
-        checkpoint.load_weights(Encoder(dataclasses.replace(SHAPE, **sizes)), path)
-    text = str(problem.value)
-    assert message in text and problem.value.hint
-    assert [text.count(words) for words in ("is missing", "is unexpected", " instead of ")] == counts
+def test_weights_that_do_not_fit_are_named(sizes, message, tmp_path):
+    torch.save(published_weights(fixed_network())[0], tmp_path / "weights.pt")
+    with pytest.raises(Problem, match=re.escape(message)):
+        checkpoint.load_weights(Encoder(dataclasses.replace(SHAPE, **sizes)), tmp_path / "weights.pt")
 
 
 def test_tensorflow_checkpoint_is_read_without_tensorflow():
@@ -172,7 +165,7 @@ def test_tensorflow_checkpoint_is_read_without_tensorflow():
         assert np.array_equal(bundle.read(name), written(name, entry.shape)), name
     checkpoint.fill(checkpoint.published_tensors(network.state_dict()), checkpoint.read(index), index)
     query = written("bert/encoder/layer_1/attention/self/query/kernel", (8, 8))
-    assert np.array_equal(network.encoder.layers[1].qkv.weight[:8].detach().numpy(), query.T)
+    assert np.array_equal(network.encoder.layers[1].qkv.weight[:8].detach(), query.T)
 
 
 @pytest.mark.parametrize(
@@ -187,18 +180,16 @@ def test_damaged_tensorflow_checkpoint_is_rejected(file, damage, tmp_path):
     path.unlink()
     if damage != "missing":
         path.write_bytes(content[: 4 if damage == "short" else None])
-    with pytest.raises(Problem) as problem:
+    words = "differs from its checksum" if damage == "bit" else ""
+    with pytest.raises(Problem, match=rf"{words}(.|\n)*copy all files of the checkpoint again"):
         checkpoint.read(folder / "model.ckpt-3.index")
-    assert problem.value.hint == "copy all files of the checkpoint again"
-    assert ("differs from its checksum" in problem.value.found) == (damage == "bit")
 
 
 def test_each_epoch_is_another_permutation():
     for size in (1, 2, 3, 63, 64, 65, 1000):
         assert sorted(data.permuted(np.arange(size), size, 1, 0).tolist()) == list(range(size))
     first, second = (data.permuted(np.arange(1000), 1000, 1, epoch) for epoch in (0, 1))
-    parts = [data.permuted(np.arange(begin, begin + 100), 1000, 1, 0) for begin in range(0, 1000, 100)]
-    assert (np.concatenate(parts) == first).all()
+    assert (data.permuted(np.arange(500, 600), 1000, 1, 0) == first[500:600]).all()
     assert (first == np.arange(1000)).sum() + (first == second).sum() < 10
     assert 250 < np.abs(np.diff(first)).mean() < 420, "a third of 1,000 in a random order"
 
@@ -228,14 +219,11 @@ def assert_padding_changes_nothing(training, step, pairs):
 def test_padded_rows_train_like_those_without_padding(attention):
     training = train.Training(dataclasses.replace(CONFIG, attention=attention), 61, CPU)
     pairs = [(data.filled(part, CONFIG), part) for part in map(micro_batch, range(16))]
-    without_room = data.filled_to(pairs[0][1], len(pairs[0][1].rows.tokens), CONFIG)
-    assert_padding_changes_nothing(training, training.micro_step, [*pairs, (without_room, pairs[0][1])])
+    assert_padding_changes_nothing(training, training.micro_step, pairs)
     for padded, part in pairs:
         # A GEMM of more rows may add in another order.
-        figures = training.network.figures(part).tolist()
-        assert training.network.figures(padded).tolist() == pytest.approx(figures, rel=1e-6)
+        torch.testing.assert_close(training.network.figures(padded), training.network.figures(part), rtol=1e-6, atol=0)
     assert {len(row.rows.tokens) for row, _ in pairs} == {48, 64, 80}
-    assert 0 < max(len(row.rows.tokens) - len(part.rows.tokens) for row, part in pairs) < 16
 
 
 def test_step_with_graphs_equals_the_eager_one():
@@ -250,7 +238,6 @@ def test_step_with_graphs_equals_the_eager_one():
         assert all(map(torch.equal, compute_gradients(training, step, batch), eager))
     assert [len(graph.tensors[0]) for graph in graphs] == [80, 64, 48, 32], "the longest first, down to a quarter"
     assert [graph.pool_of for graph in graphs] == [None, *[graphs[0]] * 3]
-    assert sum(graph.replays for graph in graphs) == 16
     crowded = micro_batch()._replace(masked=torch.zeros(40, dtype=torch.int64), labels=torch.ones(40, dtype=torch.long))
     compute_gradients(training, step, data.filled(crowded, CONFIG))
     assert sum(graph.replays for graph in graphs) == 16, "too many masked words for a graph"
@@ -346,20 +333,14 @@ def test_updates_match_adam_without_bias_correction(squad_batches, kernel):
     assert projection(*training.network.parameters()) == pytest.approx(-98.4718295, rel=1e-5)
 
 
-def test_pretrained_weights_are_read_or_rejected(tmp_path):
+def test_pretrained_weights_are_read(tmp_path):
     first, path = squad.Training(SQUAD, SQUAD_VOCABULARY, CPU, "plain", None), tmp_path / "weights.pt"
     names = {f"encoder.{name}": tensor for name, tensor in first.network.encoder.state_dict().items()}
-    published = {name: tensor.clone() for name, tensor in checkpoint.published_tensors(names).items()}
-    torch.save({**published, "qa_outputs.weight": torch.zeros(2, 16)}, str(path))
+    torch.save({**checkpoint.published_tensors(names), "qa_outputs.weight": torch.zeros(2, 16)}, path)
     config = dataclasses.replace(SQUAD, seed=5, checkpoint="weights.pt")
     second = squad.Training(config, SQUAD_VOCABULARY, CPU, "plain", squad.weights_file(config, tmp_path))
     assert all(map(torch.equal, first.network.encoder.parameters(), second.network.encoder.parameters()))
     assert not torch.equal(first.network.span.weight, second.network.span.weight)
-    missing = min(published)
-    del published[missing]
-    torch.save(published, str(path))
-    with pytest.raises(Problem, match=missing):
-        squad.Training(config, SQUAD_VOCABULARY, CPU, "plain", path)
     with pytest.raises(Problem, match=r"is not there(.|\n)*--set checkpoint=FILE"):
         squad.weights_file(config, tmp_path / "missing")
 
@@ -369,7 +350,6 @@ def test_padded_rows_of_squad_train_like_those_without_padding(squad_batches):
     training = squad.Training(SQUAD, SQUAD_VOCABULARY, CPU, "plain", None)
     pairs = [(squad_data.filled(part, config), part) for part in squad_batches]
     assert_padding_changes_nothing(training, training.forward_and_backward, pairs)
-    assert 0 < max(len(row.rows.tokens) - len(part.rows.tokens) for row, part in pairs) < 32
 
 
 # -- attention kernels for GPUs, called by the schemas that their operators have in this PyTorch ------------
@@ -414,13 +394,10 @@ def test_a_kernel_is_called_by_its_schema(monkeypatch, kernel):
 
 
 def test_available_and_chosen_kernels(monkeypatch):
-    with pytest.raises(ValueError, match="attention_dropout=0"):
-        attention.varlen(*torch.zeros(3, 4, 1, 8).unbind(0), OFFSETS, 4, 0.1)
     assert attention.available(CPU.context, torch.float32, 64, 0.1) == ["grouped", "padded"]
     monkeypatch.setattr(attention, "why_not", lambda kernel, *_: "lacks it" if kernel == "flash" else "")
-    assert attention.available(GPU, torch.bfloat16, 64, 0.1) == ["padded"]
-    assert attention.available(GPU, torch.bfloat16, 64, 0.0) == ["varlen", "padded"]
-    assert attention.choose("varlen", GPU, torch.bfloat16, 64) == "varlen"
+    kernels = [attention.available(GPU, torch.bfloat16, 64, dropout) for dropout in (0.1, 0.0)]
+    assert kernels == [["padded"], ["varlen", "padded"]]
     for name, device, reason in (
         ("flash", GPU, "lacks it; use attention=auto"),
         ("varlen", CPU.context, "the kernel runs on GPUs only"),

@@ -93,14 +93,11 @@ def test_each_sentence_is_translated_once(count, ranks):
     order = orders.for_evaluation(part.lengths, batch_size=2, ranks=ranks.size)
 
     def without_eos(batch):
-        rows = zip(batch.source.tolist(), batch.source_lengths.tolist(), strict=True)
-        return [row[: length - 1] for row, length in rows]
+        return [row[: length - 1].tolist() for row, length in zip(batch.source, batch.source_lengths, strict=True)]
 
     for interrupted, expected in ((False, [part[index].tolist() for index in range(count)]), (True, None)):
-        run, some = (
-            SimpleNamespace(interruptible=iter, interrupted=interrupted),
-            batches.evaluation_batches(part, order, ranks),
-        )
+        run = SimpleNamespace(interruptible=iter, interrupted=interrupted)
+        some = batches.evaluation_batches(part, order, ranks)
         assert evaluation.translate(some, count, without_eos, ranks, run) == expected
     with pytest.raises(RuntimeError, match=f"translated {3 * ranks.size} sentences, of them 2 different, of 3"):
         evaluation._of_all_ranks([0, 1, 1], [[1], [2], [3]], 3, ranks)
@@ -114,14 +111,12 @@ def test_translations_and_their_scores_can_be_read(ranks, tmp_path_factory):
     scores = {"letters": evaluation.of_text(lambda texts, _: sum(map(len, texts)) / 7)}
     assert evaluation.quality(hypotheses, data, scores, ranks, output, 3) == {"letters": pytest.approx(32 / 7)}
     if ranks.rank == 0:
-        for folder in (output, output / "nothing"):
-            evaluation.score_translations(folder)
+        evaluation.score_translations(output)
         lines = [json.loads(line) for line in (output / evaluation.TRANSLATIONS).read_text().split("\n")[:-1]]
         texts = ["ein Haus .", "Haus", "", "ein", "<unk>", "Haus Haus", "."]
         found = [[line[name] for name in ("epoch", "index", "source", "hypothesis", "reference")] for line in lines]
         assert found == [[3, *values] for values in zip(range(7), sources, texts, LINES, strict=True)]
         assert [(line["bleu"], line["chrf"]) for line in lines][::4] == [(100, 100), (0, 0)]
-        assert [path.name for path in output.iterdir()] == [evaluation.TRANSLATIONS]
 
 
 def test_bleu_of_the_transformer_is_that_of_the_round():
