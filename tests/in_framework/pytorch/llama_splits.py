@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks.language.pytorch.low_precision import gathered_product
 from benchmarks.llama.pytorch.fp8 import Float8Linear
 from tests.in_framework.pytorch import llama
 from tests.in_framework.splits import first_moments, full_weights, one_rank, share_batch
@@ -134,25 +133,6 @@ def test_each_rank_reads_its_part_of_published_weights(fused, dtype, split, rank
 @pytest.mark.parametrize("split", BASIC)
 def test_training_with_a_base_in_fp8_is_close_to_fp32(split, ranks):
     llama.check_fp8_base_trains(ranks, **split)
-
-
-@only_two_ranks
-def test_frozen_weights_are_gathered_in_fp8(ranks):
-    """Gathered bytes and the outputs are those of a single rank with full weights in FP8."""
-    single, training, calls = LORA.new(one_rank(ranks), **llama.LORA_PLAIN), LORA.new(ranks, **llama.LORA_IN_FP8), {}
-    for name, module in training.network.named_modules():
-        if isinstance(module, Float8Linear):
-            module.register_forward_hook(
-                lambda module, inputs, output, name=name: calls.update({name: (*inputs, output, module.weight.clone())})
-            )
-    LORA.advance(training, [0])
-    assert len(calls) == 2 * 7
-    for name, (hidden, output, gathered) in calls.items():
-        weight = single.network.get_parameter(f"{name}.weight").detach()
-        scale = weight.abs().max() / 448
-        quantized = (weight / scale).to(torch.float8_e4m3fn)
-        assert gathered.dtype == torch.uint8 and torch.equal(gathered, quantized.view(torch.uint8)), name
-        assert torch.equal(output, gathered_product(hidden, quantized, scale)), name
 
 
 @only_two_ranks
