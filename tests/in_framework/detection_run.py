@@ -56,8 +56,7 @@ def detect(data, run, spread):
 def main() -> int:
     options = json.loads(sys.argv[3])
     config = Config(options["targets"], len(options["spreads"]))
-    wording = mllog.Wording("maskrcnn", accuracy_first=True)
-    run = Run(config, pytorch, Path(sys.argv[1]), Path(sys.argv[2]), wording)
+    run = Run(config, pytorch, Path(sys.argv[1]), Path(sys.argv[2]), mllog.Wording("maskrcnn", accuracy_first=True))
     data = run.open(lambda: open_data(run.data))
     with run.initialization():
         pass

@@ -115,8 +115,7 @@ def main(name, path, data):
     part = importlib.import_module(f"tests.in_framework.parity_{name}")
     ranks = part.framework.start(SimpleNamespace(device="cpu", precision="fp32"))
     found = {**networks(part, ranks), **optimizers(part, ranks)}
-    arrays = {key: part.in_numpy(tensor) for key, tensor in found.items()}
-    np.savez(path, **arrays, **trained(part, ranks, Path(data)))
+    np.savez(path, **{key: part.in_numpy(tensor) for key, tensor in found.items()}, **trained(part, ranks, Path(data)))
     part.framework.finish()
 
 

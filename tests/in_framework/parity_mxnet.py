@@ -14,8 +14,7 @@ __all__ = ["Config", "framework", "in_numpy", "tensors", "train_step"]
 
 def named(training):
     # Parameters by the names of benchmarks/resnet/architecture.py, whose order is that of Gluon's.
-    parameters = training.network.collect_params().values()
-    return dict(zip(architecture.shapes(training.config), parameters, strict=True))
+    return dict(zip(architecture.shapes(training.config), training.network.collect_params().values(), strict=True))
 
 
 def training_with(config, arrays, ranks):

@@ -22,8 +22,7 @@ def training_with(config, arrays, ranks):
 
 
 def batch_of(config, images, labels):
-    memory_format = networks.memory_format(config.layout)
-    return torch.from_numpy(images).to(memory_format=memory_format), torch.from_numpy(labels)
+    return torch.from_numpy(images).to(memory_format=networks.memory_format(config.layout)), torch.from_numpy(labels)
 
 
 @torch.no_grad()

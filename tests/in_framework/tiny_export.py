@@ -15,11 +15,10 @@ QUOTED = 'scores "raw"'  # a name that config.pbtxt has to escape
 
 def graph() -> onnx.GraphProto:
     generator = np.random.default_rng(7)
-    weights = {"table": (ROWS, WIDTH), "matrix": (WIDTH, CLASSES)}
     constants = [
         *(
             numpy_helper.from_array(generator.normal(size=shape).astype(np.float32), name)
-            for name, shape in weights.items()
+            for name, shape in {"table": (ROWS, WIDTH), "matrix": (WIDTH, CLASSES)}.items()
         ),
         numpy_helper.from_array(np.array([1]), "axes"),
     ]

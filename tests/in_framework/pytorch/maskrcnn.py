@@ -129,8 +129,7 @@ def test_batch_norm_of_either_file_is_folded():
         detectron.update({f"{affine}_s": scale, f"{affine}_b": beta - mean * scale})
     for network, weights in zip(networks, (torchvision, detectron), strict=True):
         backbone.load(network, weights)
-        stages = [digest(stage) for stage in network(torch.from_numpy(waves(1, 3, 32, 32)))]
-        assert stages == [
+        assert [digest(stage) for stage in network(torch.from_numpy(waves(1, 3, 32, 32)))] == [
             pytest.approx([0.27369939488, -0.0018448867252], rel=1e-9),
             pytest.approx([0.71370802487, 0.011835256328], rel=1e-9),
             pytest.approx([0.77382576433, 0.13687651812], rel=1e-9),

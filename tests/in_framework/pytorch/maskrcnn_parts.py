@@ -312,8 +312,7 @@ def test_a_pixel_of_an_outline_is_drawn_if_its_middle_is_inside():
     objects = [[torch.tensor(polygon) for polygon in polygons] for polygons in ([triangle], [square, small], [])]
     rois = torch.tensor([[0.0, 0, 6, 6], [0, 0, 6, 6], [0, 0, 6, 6], [0, 0, 6, 6], [1, 2, 4, 5], [2, 2, 2, 2]])
     masks = operators.project_masks(operators.make_outlines(objects), rois, torch.tensor([0, 1, 2, -1, 0, 1]), 6)
-    drawn = [["".join(".#"[pixel] for pixel in row) for row in mask.int().tolist()] for mask in masks]
-    assert drawn == [
+    assert [["".join(".#"[pixel] for pixel in row) for row in mask.int().tolist()] for mask in masks] == [
         ["#####.", "####..", "###...", "##....", "#.....", "......"],
         ["###...", "###...", "###...", "......", "....##", ".....#"],
         ["......", "......", "......", "......", "......", "......"],

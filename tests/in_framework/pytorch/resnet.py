@@ -9,7 +9,7 @@ import torch.distributed as dist
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run import choices
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.common.torch import capabilities, networks
+from benchmarks.common.torch import capabilities
 from benchmarks.resnet import architecture, memory
 from benchmarks.resnet.pytorch import model, optimizer, train
 from benchmarks.resnet.pytorch.config import Config
@@ -18,20 +18,6 @@ from tests.in_framework.torch_checks import CPU, saved_bytes
 
 GPU = Ranks(0, 1, 0, 1, torch.device("cuda", 0))
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-
-
-def logits(**changes):
-    # Logits of one batch with the weights of the seed.
-    config = resnet.config_of(Config, **changes)
-    images = torch.rand((2, 3, 32, 32), generator=torch.Generator().manual_seed(9))
-    network = model.to_device(model.build(config), config, CPU.context).eval()
-    return network(images.to(memory_format=networks.memory_format(config.layout))).detach()
-
-
-@pytest.mark.parametrize(("changes", "low", "high"), [({}, 0, 0), ({"seed": 2}, 0.1, 9), ({"layout": "NHWC"}, 0, 1e-5)])
-def test_what_changes_the_logits(changes, low, high):
-    first = logits()
-    assert low <= float((logits(**changes) - first).norm() / first.norm()) <= high
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -86,7 +72,6 @@ def test_micro_batches_have_the_gradients_of_the_batch():
         loss = train.forward_backward(training, *batch_of())
         results.append(torch.cat([loss[None], *(p.grad.flatten() for p in training.network.parameters())]))
     assert (results[1] - results[0]).norm() < 1e-5 * results[0].norm()
-    assert abs(results[1][0] - results[0][0]) < 1e-5
 
 
 def with_ddp(**changes):
@@ -139,23 +124,15 @@ def test_an_overflow_ends_the_run(precision, scale, dtype):
 def test_auto_uses_what_the_installed_pytorch_has(monkeypatch, capsys):
     config = dataclasses.replace(resnet.config_of(Config), device="gpu")
     full = dataclasses.replace(config, compile="default", cuda_graph=True)
-    without = dataclasses.replace(config, compile="none", cuda_graph=False)
     monkeypatch.setattr(capabilities, "LACKS", dict.fromkeys(("compile", "cuda_graph"), lambda device: None))
     assert capabilities.resolve(config, GPU) == capabilities.resolve(full, GPU) == full
-    assert capsys.readouterr().err == ""
     lacks = {"compile": lambda device: "no compiler", "cuda_graph": lambda device: "no graphs"}
     monkeypatch.setattr(capabilities, "LACKS", lacks)
-    assert capabilities.resolve(config, GPU) == without
+    assert capabilities.resolve(config, GPU) == dataclasses.replace(config, compile="none", cuda_graph=False)
     words = "compile=none, which is slower: no compiler\ncuda_graph=false, which is slower: no graphs\n"
     assert capsys.readouterr().err == words
     with pytest.raises(choices.UnavailableError, match=r"compile=default: no compiler\s.*set compile=none"):
         capabilities.resolve(full, GPU)
-    assert capabilities.resolve(resnet.config_of(Config), CPU) == dataclasses.replace(without, device="cpu")
-
-
-def test_this_pytorch_lacks_nothing():
-    assert [capabilities.lack_of_graphs(CPU.context), capabilities.lack_of_compiler(CPU.context)] == [None, None]
-    assert [pytorch.group_options(ranks.context) for ranks in (CPU, GPU)] == [{}, {"device_id": GPU.context}]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

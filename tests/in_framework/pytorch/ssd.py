@@ -33,12 +33,9 @@ WEIGHTS = (10, 10, 5, 5)  # Inverse variances of x, y, width and height, as the 
 def test_default_boxes_are_those_of_the_reference():
     # Corners of the first boxes of the first and last map for 300 x 300, and digests of the maps; recorded from
     # dboxes300_coco of the reference, box by box
-    maps = [map_sizes(size) for size in (96, 300)]
-    assert maps == [[12, 6, 3, 2], [38, 19, 10, 5, 3, 1]]
     boxes = model.default_boxes(300, Config().box_scales)
-    ends = np.cumsum([size**2 * count for size, count in zip(maps[1], (4, 6, 6, 6, 4, 4), strict=True)])
-    found = [boxes[0], boxes[-1], *(digest(part) for part in np.split(boxes, ends[:-1]))]
-    assert found == [
+    ends = np.cumsum([size**2 * count for size, count in zip(map_sizes(300), (4, 6, 6, 6, 4, 4), strict=True)])
+    assert [boxes[0], boxes[-1], *(digest(part) for part in np.split(boxes, ends[:-1]))] == [
         pytest.approx(row, abs=1e-7)
         for row in (
             [-0.02166667, -0.02166667, 0.04833333, 0.04833333],
@@ -61,8 +58,6 @@ def test_loss_is_that_of_sorted_negatives():
     assert (labels > 0).sum(1).tolist() == [5, 4, 12, 33, 0]
     tensors = [torch.from_numpy(values) for values in (predictions, offsets, labels)]
     assert float(model.multibox_loss(*tensors)) == pytest.approx(11.34231107141, rel=1e-9)
-    half = model.multibox_loss(tensors[0].half(), tensors[1].float(), tensors[2].int())
-    assert float(half) == pytest.approx(11.34231107141, rel=1e-3)
     few = [tensor[:, :15] for tensor in tensors]
     assert torch.autograd.gradcheck(lambda x: model.multibox_loss(x, *few[1:]), few[0].clone().requires_grad_())
 
@@ -128,9 +123,9 @@ def test_every_precision_trains():
     # At a small rate: at 0.01 the loss falls by half in five steps, and a rounding error grows to a tenth of it.
     fp32, bf16, fp16 = (losses_of((1e-4,) * 6, precision=precision) for precision in ("fp32", "bf16", "fp16"))
     assert fp32 != bf16 == pytest.approx(fp32, rel=0.02) and fp32 != fp16 == pytest.approx(fp32, rel=0.005)
-    losses, as_on_gpus = losses_of(), losses_of(precision="fp16", layout="NHWC", pad_channels=True)
+    losses, as_on_gpus = losses_of(warm_up_steps=2), losses_of(precision="fp16", layout="NHWC", pad_channels=True)
     assert max(losses[-1] / losses[0], as_on_gpus[-1] / as_on_gpus[0]) < 0.8
-    assert losses_of(warm_up_steps=2) == losses, "a warm-up changes nothing"
+    assert losses_of() == losses, "a warm-up changes nothing"
 
 
 def test_a_rate_in_a_tensor_is_the_same_rate():
@@ -139,7 +134,7 @@ def test_a_rate_in_a_tensor_is_the_same_rate():
     assert losses_of(rates, torch.zeros(())) == pytest.approx(losses_of(rates), abs=1e-6)
 
 
-def test_a_backbone_file_that_is_right_missing_damaged_or_of_another_network(tmp_path):
+def test_a_backbone_file_that_is_right_missing_or_of_another_network(tmp_path):
     # The fourth input channel is padding, and the network has no fourth stage
     network = model.SSD(dataclasses.replace(SMALL, layout="NHWC", pad_channels=True), CLASSES, PLAIN)
     weights = {name: tensor + 1 for name, tensor in network.backbone.state_dict().items()}
@@ -149,9 +144,8 @@ def test_a_backbone_file_that_is_right_missing_damaged_or_of_another_network(tmp
     state = network.backbone.state_dict()
     state["conv1.weight"], padding = state["conv1.weight"].split((3, 1), 1)
     assert not padding.any() and all(torch.equal(tensor, weights[name]) for name, tensor in state.items())
-    (tmp_path / "damaged.pth").write_bytes((tmp_path / "right.pth").read_bytes()[:1000])
     torch.save({**weights, "layer1.0.conv1.weight": torch.zeros(3, 3)}, tmp_path / "other.pth")
-    for name, text in (("missing", "missing.pth"), ("damaged", "damaged.pth"), ("other", r"\(3, 3\) for layer1.0")):
+    for name, text in (("missing", "missing.pth"), ("other", r"\(3, 3\) for layer1.0")):
         with pytest.raises(Problem, match=rf"(?s){text}.*hint: name a file with --set backbone=FILE"):
             model.load_backbone(network, tmp_path / f"{name}.pth")
 

@@ -359,8 +359,7 @@ def test_logits_loss_and_gradients_match_pytorchs_modules(norm, attention, expec
     logits = network(sentences(9, 4, 7), target) @ network.table.weight.t()
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum")
     loss.backward()
-    values = [projection(logits), loss.item(), projection(network.table.weight.grad)]
-    assert values == pytest.approx(expected, rel=1e-6)
+    assert [projection(logits), loss.item(), projection(network.table.weight.grad)] == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

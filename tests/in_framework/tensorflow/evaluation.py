@@ -55,7 +55,6 @@ def test_all_images_are_evaluated_with_the_mean_statistics(digits, run):
         np.testing.assert_allclose(mine.numpy(), new, atol=1e-6)
     hits, whole = 0, EvaluationInput(data, CONFIG, digits, Ranks(0, 1, 0, 1, "/CPU:0"))
     for images, labels, valid in whole.one_pass():
-        found = training.network(images, training=False).numpy().argmax(1)
-        hits += int((found == labels.numpy())[:valid].sum())
+        hits += int((training.network(images, training=False).numpy().argmax(1) == labels.numpy())[:valid].sum())
     assert whole.total == 297
     assert first == second == pytest.approx(hits / 297, abs=1 / 297)
