@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from benchmarks.common.torch import kernels
 from benchmarks.detection.pytorch.boxes import DetectedBoxes
-from benchmarks.detection.pytorch.operators import nms
 from benchmarks.maskrcnn.pytorch import backbone, config, data, evaluation, operators
 from benchmarks.maskrcnn.pytorch.train import MAX_EDGES, build, train_step
 from benchmarks.maskrcnn.schedule import Rates
@@ -141,32 +139,11 @@ def test_batch_norm_of_either_file_is_folded():
 # -- operators --------------------------------------------------------------------------------------------
 
 
-def torchvision_ops(factor):
-    # Stand-in for torchvision.ops, computed by ours
-    def roi_align(feature, rois, bins, scale, samples, aligned):
-        assert samples == 2 and not aligned
-        height, width = feature.shape[2:]
-        sides = [torch.full((len(rois),), side) for side in (height, width)]
-        placed = operators.RoiLocations(rois[:, 0].long() * height * width, *sides, torch.full_like(rois[:, 0], scale))
-        rows, weights = operators.sampling_points(rois[:, 1:], placed, bins)
-        values = operators.pixels([feature])[rows] * weights.unsqueeze(-1).to(feature.dtype)
-        return factor * values.sum(3).permute(0, 3, 1, 2)
-
-    return SimpleNamespace(batched_nms=nms, roi_align=roi_align)
-
-
-def test_torchvision_is_used_where_it_is_right(monkeypatch):
-    right = torchvision_ops(1.0)
-    names = operators.choose(dataclasses.replace(CONFIG, kernels="torchvision"), CPU, {}, right).names
-    assert names == {
-        "suppression": "torchvision", "matching": "plain", "roi_align": "torchvision", "project_masks": "plain"
-    }  # fmt: skip
-    for name, function in operators.torchvision_operators(right).items():
-        assert kernels.distance_of(operators.ALL_OPERATORS[name], function, CPU.context, torch.float32) < 2e-5
-    assert operators.choose(CONFIG, CPU, {}, torchvision_ops(1.1)).names["roi_align"] == "plain"
+def test_torchvision_is_missing(monkeypatch):
     monkeypatch.setattr(operators, "find_torchvision", lambda: None)
-    with pytest.raises(ValueError, match="written with torchvision's roi_align, suppression, which is missing: resume"):
-        operators.choose(CONFIG, CPU, names)
+    assert operators.choose(CONFIG, CPU, {}).names == dict.fromkeys(operators.ALL_OPERATORS, "plain")
+    with pytest.raises(ValueError, match="written with torchvision's roi_align, which is missing: resume"):
+        operators.choose(CONFIG, CPU, {"roi_align": "torchvision"})
 
 
 # -- corners ----------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.run.ranks import Ranks
@@ -95,18 +94,6 @@ def test_network_has_the_submitted_sizes():
     # torchvision's ResNet-34 without its fourth stage (13,114,368) and last layer (513,000), and 64 x 49 weights more.
     backbone = sum(parameter.numel() for parameter in network.backbone.parameters())
     assert backbone == 21_797_672 - 13_114_368 - 513_000 + 3136
-
-
-@torch.no_grad()
-def test_padded_channels_last_is_the_same_network():
-    plain = model.SSD(SMALL, CLASSES, PLAIN).eval()
-    padded = model.SSD(dataclasses.replace(SMALL, layout="NHWC", pad_channels=True), CLASSES, PLAIN).eval()
-    weights = plain.state_dict()
-    for name, tensor in padded.state_dict().items():
-        tensor.zero_()[tuple(slice(size) for size in weights[name].shape)] = weights[name]
-    images = torch.from_numpy(waves(2, 3, 64, 64)).float()
-    four_channels = functional.pad(images, (0, 0, 0, 0, 0, 1)).to(memory_format=torch.channels_last)
-    torch.testing.assert_close(padded.to(memory_format=torch.channels_last)(four_channels), plain(images))
 
 
 def losses_of(rates=(0.01,) * 6, rate=0.0, **changes):
@@ -217,11 +204,3 @@ def test_crops_differ_by_seed_and_keep_an_object(data):
     first, again, other = (batches_of(data, seed=seed).next() for seed in (0, 0, 7))
     assert torch.equal(first.images, again.images) and not torch.equal(first.images, other.images)
     assert (first.labels > 0).any(1).all() and first.offsets.isfinite().all() and first.images.isfinite().all()
-
-
-def test_only_training_images_are_resized_without_antialiasing(data):
-    # As v0.5; all submissions evaluate on images that Pillow resized, which antialiases
-    trained = [batches_of(data, antialias=antialias, **UNCHANGED).next().images for antialias in (True, False)]
-    configs = [dataclasses.replace(INPUT, antialias=antialias) for antialias in (True, False)]
-    evaluated = [next(EvaluationInput(config, data.val, CPU).one_pass())[0] for config in configs]
-    assert (torch.equal(*trained), torch.equal(*evaluated)) == (False, True)
