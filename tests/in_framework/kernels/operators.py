@@ -2,7 +2,6 @@
 
 import itertools
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,12 +11,7 @@ from triton.runtime import interpreter
 from benchmarks.common.checks import compare_kernels
 from benchmarks.common.run import choices
 from benchmarks.common.torch import kernels
-from benchmarks.dlrm import blocks
-from benchmarks.dlrm.pytorch import config as dlrm_config
-from benchmarks.dlrm.pytorch import data, operators
-from benchmarks.dlrm.pytorch import model as dlrm
-from benchmarks.gnmt.pytorch import attention
-from benchmarks.gnmt.pytorch import operators as gnmt_operators
+from benchmarks.dlrm.pytorch import operators
 from benchmarks.language.pytorch import kernels as language_kernels
 from benchmarks.language.pytorch import low_precision
 from benchmarks.language.pytorch import operators as language_operators
@@ -33,28 +27,13 @@ from tests.in_framework.waves import waves
 SIZES = {name: operator.small[0] for name, operator in operators.OPERATORS.items()}
 
 
-def test_values_and_gradients_are_those_of_the_plain_path():
+def test_values_and_gradients_are_those_of_the_plain_path(monkeypatch):
+    monkeypatch.setattr(translation_kernels, "PROGRAMS", 2)  # so that a program has several rows of a norm
     rows = compare_kernels.compare_all(CPU.context)
     written = {path.parts[-3] for path in Path("benchmarks").glob("*/pytorch/kernels.py")}
     assert {row["operator"].split()[0] for row in rows} == written
     assert {row["type"] for row in rows} == {"float32", "float16", "bfloat16"}
     assert [row for row in rows if not row["error"] <= row["tolerance"] <= 0.03] == []
-
-
-def dlrm_step(name):
-    """Weights and tables after a step with int32 indices, and the scores after it."""
-    config = dlrm_config.Config(
-        device="cpu", precision="fp32", cuda_graph=False, bottom_mlp=(16, 8), top_mlp=(12, 1), batch_size=8,
-        seed=5, kernels=name,
-    )  # fmt: skip
-    sizes, numbers = tuple(3 + table % 5 for table in range(blocks.TABLES)), torch.Generator().manual_seed(1)
-    training = dlrm.Training(config, sizes, CPU)
-    indices = torch.stack([torch.randint(0, size, (8,), generator=numbers) for size in sizes])
-    batch = data.Batch(torch.rand(8, blocks.NUMBERS, generator=numbers), torch.arange(8) % 2 / 1.0, indices.int())
-    training.forward(batch).backward()
-    training.update(torch.tensor(0.5))
-    assert set(training.state_dict()["kernels"].values()) == {name}
-    return [training.weights, training.tables.weight, training.scores(batch)]
 
 
 def test_dropout_of_a_kernel_and_the_mask_of_its_gradient():
@@ -71,50 +50,6 @@ def test_dropout_of_a_kernel_and_the_mask_of_its_gradient():
     assert torch.equal(*torch.autograd.grad(first.sum(), ones), first.detach())
     torch.set_rng_state(state)
     assert torch.equal(join(*given)[0], first), "the generator's state, which is in a checkpoint, decides the mask"
-
-
-def tensors(*shapes):
-    return [torch.from_numpy(2 * waves(*shape, phase=phase)).float() for phase, shape in enumerate(shapes)]
-
-
-def errors(results):
-    # Largest difference between a kernel's results and those in float64, as a fraction of the largest value
-    ours, theirs = ([value.detach().double() for value in values] for values in results)
-    return max(float((a - b).abs().max() / b.abs().max().clamp_min(1e-30)) for a, b in zip(ours, theirs, strict=True))
-
-
-@pytest.mark.parametrize("used", [(True, True), (False, True), (True, False)])
-def test_norm_of_a_sum_with_more_rows_than_programs(monkeypatch, used):
-    # The interpreter is slow: fewer programs instead of more rows
-    monkeypatch.setattr(translation_kernels, "PROGRAMS", 32)
-    *values, upstream = tensors((69, 40), (69, 40), (40,), (40,), (2, 69, 40))
-    results = []
-    for name, dtype in (("triton", torch.float32), ("plain", torch.float64)):
-        inputs = [value.to(dtype).requires_grad_() for value in values]
-        outputs = kernels.implementation(translation_operators.OPERATORS["join"], name)(*inputs, 1e-5, 0.0)
-        total = sum((out * up).sum() for out, up, is_used in zip(outputs, upstream, used, strict=True) if is_used)
-        results.append([*outputs, *torch.autograd.grad(total, inputs, materialize_grads=True)])
-    assert errors(results) <= 2e-6
-
-
-def test_attention_with_saturated_tanh_and_gradients_that_are_nan():
-    kernel = kernels.implementation(gnmt_operators.OPERATORS["attention"], "triton")
-    queries, keys, vector, upstream = tensors((3, 5, 24), (3, 19, 24), (24,), (3, 5, 19))
-    queries[0, 0], keys[1, 3] = 200.0, -1e30
-    padding, with_nan, results = torch.arange(19) >= torch.tensor([[19], [17], [1]]), upstream.clone(), []
-    with_nan[2, 4, 0] = float("nan")
-    for weigh, dtype in ((kernel, torch.float32), (attention.plain, torch.float64)):
-        inputs = [value.to(dtype).requires_grad_() for value in (queries, keys, vector)]
-        weights = weigh(*inputs, padding)
-        results.append([weights, *torch.autograd.grad(weights, inputs, upstream.to(dtype), retain_graph=True)])
-        gradients = torch.autograd.grad(weights, inputs, with_nan.to(dtype))
-        assert all(gradient.isnan().any() for gradient in gradients) and not gradients[0][:2].isnan().any()
-    assert errors(results) < 1e-6
-
-
-def test_dlrm_with_the_kernels_trains_as_without():
-    for ours, theirs in zip(dlrm_step("triton"), dlrm_step("plain"), strict=True):
-        assert float((ours - theirs).detach().norm() / theirs.detach().norm()) < 1e-4
 
 
 def choose(name, saved=None, **changes):
@@ -179,16 +114,6 @@ def test_a_compiled_network_has_the_kernels_inside_one_graph():
         assert (ours - theirs).abs().max() <= 2e-4 * theirs.abs().max().clamp_min(1e-3)
 
 
-def test_a_pytorch_without_own_operators_refuses_them_where_it_compiles(monkeypatch):
-    config = SimpleNamespace(**{**vars(RESNET), "compile": "default"})
-    assert resnet_operators.choose(config, CPU) is resnet_operators.PLAIN
-    config.kernels = "triton"
-    assert resnet_operators.choose(config, CPU).names == {"norm relu": "triton"}
-    monkeypatch.delattr(torch.library, "custom_op")
-    with pytest.raises(choices.UnavailableError, match=r"kernels=triton with compile=default: .* came with 2.4"):
-        resnet_operators.choose(config, CPU)
-
-
 # -- FP8 copies: the bits of PyTorch's casts, alone and in linear layers --------------------------------------
 
 E4M3, E5M2, ONE = torch.float8_e4m3fn, torch.float8_e5m2, torch.ones(())
@@ -239,29 +164,21 @@ def test_every_bf16_value_is_cast_as_in_pytorch(kind):
     torch.testing.assert_close(rows.float(), expected.float(), rtol=0, atol=0, equal_nan=True)
 
 
-def test_only_requested_copies_are_written_and_strides_do_not_matter():
-    values = bf16_waves(48, 32).t()
-    rows, columns = language_operators.cast_copies(values, ONE, E4M3, True, True)
-    only_rows, no_columns = language_kernels.cast_copies(values, ONE, E4M3, True, False)
-    # The transposed copy of an FP8 weight
-    no_rows, only_columns = language_kernels.cast_copies(rows, ONE, E4M3, False, True)
-    assert all(map(torch.equal, bits([only_rows, only_columns]), bits([rows, columns])))
-    assert no_columns.numel() == no_rows.numel() == 0
-
-
-@pytest.mark.parametrize("stored", [True, False])
-def test_linear_layers_with_the_kernel_have_the_same_bits(monkeypatch, stored):
+def test_linear_layers_have_the_same_bits_with_the_kernel_and_with_gathered_weights(monkeypatch):
     linear = nn.Linear(64, 48).bfloat16()
     kept = low_precision.KeptLinear(linear, E4M3)
 
-    def run(cast):
+    def run(cast, stored):
         monkeypatch.setitem(language_operators.selected, "cast", cast)
         low_precision.refresh([kept])
         hidden = bf16_waves(32, 64).requires_grad_()
         output = kept.product(hidden) if stored else low_precision.gathered_product(hidden, linear.weight)
         return [output, *torch.autograd.grad(output, [hidden, linear.weight], bf16_waves(32, 48, phase=1))]
 
-    assert all(map(torch.equal, run(language_kernels.cast_copies), run(language_operators.cast_copies)))
+    kernel, plain = language_kernels.cast_copies, language_operators.cast_copies
+    expected = run(plain, True)
+    for given in ((kernel, True), (kernel, False), (plain, False)):
+        assert all(map(torch.equal, run(*given), expected))
 
 
 def test_kernel_is_one_operator_in_a_compiled_graph(monkeypatch):
