@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.nn.utils import parameters_to_vector
 
 from benchmarks.common.run.ranks import Ranks
 
@@ -96,12 +95,3 @@ def assert_precisions_train(losses_of: Any, **tolerances: float) -> None:
     assert expected[-1] < 0.8 * expected[0]
     for precision, tolerance in tolerances.items():
         assert expected != losses_of(precision) == pytest.approx(expected, rel=tolerance), precision
-
-
-def assert_overflow_is_skipped(training: Any, train: Any) -> None:
-    """Call ``train`` with a loss scale at which gradients overflow: it halves, and the weights stay."""
-    before = parameters_to_vector(training.network.parameters()).clone()
-    training.optimizer.scale.value.fill_(3e38)
-    train()
-    assert torch.equal(parameters_to_vector(training.network.parameters()), before)
-    assert float(training.optimizer.scale.value) == pytest.approx(1.5e38)

@@ -225,7 +225,3 @@ def test_training_input_resumes_exactly(digits):
     resumed = batches_of(digits, saved=whole.checkpoint())
     for _ in range(40):
         assert all(np.array_equal(*map(mx.nd.NDArray.asnumpy, pair)) for pair in zip(whole.next(), resumed.next()))
-
-
-def test_end():
-    mxnet.finish()

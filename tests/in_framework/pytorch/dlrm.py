@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
@@ -86,37 +85,30 @@ def test_sparse_update_equals_dense_autograd(ranks):
     assert torch.equal(tables.weight, dense.detach() - 0.25 * dense.grad)
 
 
-def pairwise_auc(scores, labels):
-    """Fraction of (positive, negative) pairs in the right order, by definition; a tie is half a pair."""
-    difference = scores[labels == 1, None] - scores[labels == 0]
-    # The sign of infinity minus infinity, a tie, is NaN.
-    signs = torch.where(scores[labels == 1, None] == scores[labels == 0], 0, difference.sign()).long()
-    return float(Fraction(int((signs + 1).sum()), 2 * signs.numel()))
-
-
 NORMAL = torch.randn(2000, generator=torch.Generator().manual_seed(0))
 LABELS = (torch.rand(2000, generator=torch.Generator().manual_seed(1)) < torch.sigmoid(NORMAL)).float()
 
 
+# Recorded from the definition, in fractions: the share of (positive, negative) pairs in order, a tie is half a pair
 @pytest.mark.parametrize(
-    ("scores", "labels"),
+    ("scores", "labels", "area"),
     [
-        (NORMAL, LABELS),
-        ((NORMAL * 4).round() / 4, LABELS),
-        (torch.zeros(2000), LABELS),
-        (torch.where(NORMAL > 0, torch.tensor(0.0), torch.tensor(-0.0)), LABELS),
-        (torch.where(NORMAL > 1, torch.tensor(math.inf), NORMAL * 1e-42), LABELS),
-        (NORMAL * 1e-6 + 1, LABELS),
-        (NORMAL[:3], torch.tensor([0.0, 1.0, 0.0])),
-        (LABELS * 3 - 1, LABELS),
+        (NORMAL, LABELS, 0.7486822409707992),
+        ((NORMAL * 4).round() / 4, LABELS, 0.7469027159643955),
+        (torch.zeros(2000), LABELS, 0.5),
+        (torch.where(NORMAL > 0, torch.tensor(0.0), torch.tensor(-0.0)), LABELS, 0.5),
+        (torch.where(NORMAL > 1, torch.tensor(math.inf), NORMAL * 1e-42), LABELS, 0.7467376208696209),
+        (NORMAL * 1e-6 + 1, LABELS, 0.7487022524974385),
+        (NORMAL[:3], torch.tensor([0.0, 1.0, 0.0]), 0.0),
+        (LABELS * 3 - 1, LABELS, 1.0),
     ],
     ids=["no ties", "many ties", "all tied", "both zeros", "extremes", "one bin", "few", "perfect"],
 )
-def test_auc_is_exact(ranks, scores, labels):
+def test_auc_is_exact(ranks, scores, labels, area):
     """Also with shares of different sizes."""
     cut = [len(scores) * rank // ranks.size for rank in range(ranks.size)] + [len(scores)]
     own = slice(cut[ranks.rank], cut[ranks.rank + 1])
-    assert auc.area_under_curve(scores[own], labels[own]) == pairwise_auc(scores.double(), labels)
+    assert auc.area_under_curve(scores[own], labels[own]) == area
 
 
 @pytest.mark.parametrize(

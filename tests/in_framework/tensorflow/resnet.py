@@ -2,7 +2,6 @@
 
 import functools
 import os
-import threading
 from functools import partial
 
 import numpy as np
@@ -105,20 +104,6 @@ def test_an_overflow_ends_the_run():
     assert resnet.end_of_overflow(tensorflow, ALONE, losses) == (3, "the loss is not finite at step 1: found nan")
 
 
-def test_losses_are_sent_before_the_first_sum_is_there(monkeypatch):
-    arrived = threading.Event()
-
-    def slow(values, name):
-        assert arrived.wait(300), "the step waits for its loss"
-        return values * 2
-
-    monkeypatch.setattr(tensorflow, "_sum", slow)
-    sums = tensorflow.LaggedSums(ALONE, "step")
-    sent = [sums.send(tf.constant(loss), False) for loss in (1.0, 2.0)]
-    arrived.set()
-    assert [*sent, sums.send(tf.constant(3.0), True), *sums.drain()] == [None, None, [2, 0], [4, 0], [6, 2]]
-
-
 @pytest.mark.parametrize(("visible", "expected"), [("3,5", "5"), ("3", "3")])
 def test_a_rank_sees_one_gpu(monkeypatch, visible, expected):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -130,7 +115,3 @@ def test_zero_init_residual():
     variables = model.build(config_of(zero_init_residual=True)).variables
     zeroed = [name for name, variable in variables.items() if "gamma" in name and not variable.numpy().any()]
     assert zeroed == [f"stage{stage}.block{block}.norm2.gamma" for stage in (1, 2, 3, 4) for block in (1, 2)]
-
-
-def test_end():
-    tensorflow.finish()
