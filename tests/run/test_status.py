@@ -236,6 +236,7 @@ def test_damaged_folder_is_a_row(encore: Encore, tmp_path: Path) -> None:
     (make_run(tmp_path, mark="-gone").path / "run.json").unlink()
     damaged = {row["run"].rpartition("-")[2]: row["state"] == "damaged" for row in rows_in(encore, tmp_path)}
     assert damaged == {**dict.fromkeys([*DAMAGES, "name", "gone"], True), "metrics": False}
+    encore("status", "--results", str(tmp_path), code=0)
 
 
 def test_newest_runs_come_first_and_unfinished_ones_are_always_shown(tmp_path: Path) -> None:
