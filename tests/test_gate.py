@@ -1,4 +1,4 @@
-"""Make targets, hooks and CI agree; the documentation builds as a site."""
+"""The documentation builds as a site, and the picture of the architecture is up to date."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Invalid names, files and options are rejected before any command does anything; tables fit narrow terminals."""
+"""Invalid names, files and options are rejected before any command does anything; omitted columns are named."""
 
 import io
 import os

@@ -180,6 +180,3 @@ def test_forecast_of_an_experiment_of_a_run_folder(tmp_path: Path) -> None:
     pace = pytest.approx(385 * 0.2 / 60)
     assert (result.run, result.length, result.minutes_per_length) == ("experiment_0/result.txt", 1.0, pace)
     assert (result.minutes is None, forecast_runs([read_text(tmp_path, text)], tmp_path)) == (False, [])
-
-
-# --- calibration ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The fault runner of tools/: its verdicts, and the short list of faults on real trainings."""
+"""The fault runner of tools/: the short list of faults on a real training, and the errors that it knows."""
 
 import json
 from pathlib import Path
