@@ -1,4 +1,4 @@
-"""Mask R-CNN's network: precisions, shapes, trained weights, operators, and what a GPU would wait for."""
+"""Mask R-CNN's network: precisions, shapes, memory of graphs, trained weights, and objects in resized images."""
 
 import dataclasses
 from types import SimpleNamespace

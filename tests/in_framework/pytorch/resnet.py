@@ -1,4 +1,4 @@
-"""ResNet in PyTorch: network, precisions, layouts, warm-up, micro-batches, capture, missing features, memory."""
+"""ResNet in PyTorch: network, precisions, warm-up, micro-batches, capture, missing features, memory."""
 
 import dataclasses
 

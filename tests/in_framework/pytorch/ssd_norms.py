@@ -1,4 +1,4 @@
-"""SSD's batch norms over groups of ranks: against one rank with both batches, and stand-ins for apex's layers."""
+"""SSD's batch norms over groups of ranks, against one rank with both batches."""
 
 import dataclasses
 from types import SimpleNamespace

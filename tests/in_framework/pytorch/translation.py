@@ -1,4 +1,4 @@
-"""GNMT, the Transformer and their common loss, kernels and beam search against recorded values."""
+"""GNMT, the Transformer and their common loss and beam search against recorded values."""
 
 import dataclasses
 from functools import partial

@@ -1,4 +1,4 @@
-"""ResNet in TensorFlow: network, precisions, warm-up, micro-batches, overflow, delayed sums."""
+"""ResNet in TensorFlow: network, precisions, warm-up, micro-batches, overflow."""
 
 import functools
 import os
