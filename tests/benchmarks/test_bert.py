@@ -653,6 +653,3 @@ def test_windows_and_the_one_with_most_context(length: int, parts: list[tuple[in
 )
 def test_bad_source_of_squad_is_rejected(files: Files, words: tuple[str, ...], message: str, tmp_path: Path) -> None:
     check_refusal("bert_squad", tmp_path / "raw", files, [message], *words)
-
-
-# -- training ---------------------------------------------------------------------------------------------
