@@ -12,6 +12,7 @@ from benchmarks.common.checks import compare_kernels
 from benchmarks.common.run import choices
 from benchmarks.common.torch import kernels
 from benchmarks.dlrm.pytorch import operators
+from benchmarks.gnmt.pytorch import operators as gnmt_operators
 from benchmarks.language.pytorch import kernels as language_kernels
 from benchmarks.language.pytorch import low_precision
 from benchmarks.language.pytorch import operators as language_operators
@@ -50,6 +51,24 @@ def test_dropout_of_a_kernel_and_the_mask_of_its_gradient():
     assert torch.equal(*torch.autograd.grad(first.sum(), ones), first.detach())
     torch.set_rng_state(state)
     assert torch.equal(join(*given)[0], first), "the generator's state, which is in a checkpoint, decides the mask"
+
+
+def test_attention_of_gnmt_with_saturated_tanh_and_a_gradient_that_is_nan():
+    shapes = ((3, 5, 24), (3, 19, 24), (24,), (3, 5, 19))
+    *values, upstream = (torch.from_numpy(2 * waves(*shape, phase=phase)) for phase, shape in enumerate(shapes))
+    values[0][0, 0], values[1][1, 3] = 200.0, -1e30
+    with_nan = upstream.index_put([torch.tensor(2), torch.tensor(4), torch.tensor(0)], torch.tensor(torch.nan).double())
+    padding = torch.arange(19) >= torch.tensor([19, 17, 1]).unsqueeze(1)
+    results = []
+    for name, dtype in (("triton", torch.float32), ("plain", torch.float64)):
+        inputs = [value.to(dtype).requires_grad_() for value in values]
+        weights = kernels.implementation(gnmt_operators.OPERATORS["attention"], name)(*inputs, padding)
+        gradients = torch.autograd.grad(weights, inputs, upstream.to(dtype), retain_graph=True)
+        spoiled = torch.autograd.grad(weights, inputs, with_nan.to(dtype))
+        results.append([weights, *gradients, spoiled[0][:2], *(gradient.isnan().any() for gradient in spoiled)])
+    for kernel, plain in zip(*results, strict=True):
+        torch.testing.assert_close(kernel.double(), plain.double(), rtol=1e-5, atol=1e-5)
+    assert all(results[0][-3:]), "NaN reaches the gradients of all inputs"
 
 
 def choose(name, saved=None, **changes):
