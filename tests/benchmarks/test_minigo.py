@@ -428,6 +428,8 @@ def test_gtp_over_standard_input(tmp_path: Path) -> None:
 def test_play_is_for_games_and_models_of_their_size(tmp_path: Path) -> None:
     with pytest.raises(EncoreError, match="ncf has no game to play"):
         programs.player("ncf", "x", (), None, print)
+    command = programs.player("minigo", "uniform", (), Path(sys.executable), print)
+    assert command[1:4] == ["-m", "benchmarks.minigo.gtp", "--model"]
     shape = models.Shape(board_size=9, features="agz", conv_width=2, trunk_layers=1, fc_width=2)
     models.save(tmp_path / "model.npz", shape, models.initial_weights(shape, 0))
     with pytest.raises(Problem, match="a model for 9 x 9"):

@@ -1,6 +1,6 @@
 """ResNet's data set from ImageNet's tars and class folders, corrupt images, interruptions and bad input.
 
-Tests of all preparations are in test_data.py; what DALI decodes is tested in tests/in_framework/mxnet/prepare.py.
+Tests of all preparations are in test_data.py; what DALI decodes is tested in tests/in_framework/mxnet/dali.py.
 """
 
 import io
