@@ -278,7 +278,7 @@ def state(position: Position) -> bytes:
 
 # Positions and checksum of random games by board: legal moves by positional superko, stones, liberties, whose turn it
 # is and, at some, unconditional life and the score. Recorded from the engine at which other random games had the
-# positions of slow rules in Python (tests/benchmarks/go_reference.py at commit f22ea4a)
+# positions of slow rules in Python (tests/benchmarks/go_reference.py at commit 41a3d385)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "games", "recorded"), [(5, 60, (2171, 845525859)), (9, 6, (729, 3126708199)), (19, 1, (757, 2174978660))]
@@ -563,7 +563,7 @@ SELF_PLAY = Search(readouts=30, parallel_leaves=4, fastplay_frequency=0.6, fastp
 # Three games each: moves, the first six of them, checksum of all moves and visits, evaluations. Recorded from the rules
 # of v0.7's reference in plain Python, written from SelfplayGame (cc/concurrent_selfplay.cc), MctsTree (cc/mcts_tree.cc)
 # and Evaluator (cc/eval.cc) of NVIDIA's submission with the engine's random numbers
-# (tests/benchmarks/minigo_original.py at commit f22ea4a). No choice in them is so close that rounding decides it: the
+# (tests/benchmarks/minigo_original.py at commit 41a3d385). No choice in them is so close that rounding decides it: the
 # two best scores are at least 2e-6 apart
 REFERENCE = {
     SELF_PLAY: [

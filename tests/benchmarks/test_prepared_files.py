@@ -67,7 +67,7 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, records: list[byte
 
 
 def test_files_are_those_of_mxnet(tmp_path: Path) -> None:
-    # Recorded when MXNet's MXIndexedRecordIO wrote the same bytes (test_files_equal_those_of_mxnet at commit cc96aff)
+    # Recorded when MXNet's MXIndexedRecordIO wrote the same bytes (test_files_equal_those_of_mxnet at commit cc96aff8)
     files = write(tmp_path, [pack(key, key, payload) for key, payload in enumerate(PAYLOADS)])
     assert [hashlib.md5(path.read_bytes()).hexdigest() for path in files] == [
         "4bf3e4867394b695699683619d6dad0f",
