@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from encore.results.compare.compare import Verdict, compare, format_certainty
@@ -13,6 +14,7 @@ from encore.results.compare.forecast import (
     forecast,
     forecast_runs,
     pace_of,
+    weighted_quantiles,
 )
 from encore.results.compare.run_set import load_run_set
 from encore.results.logs.run_log import RunLog, read_run
@@ -98,6 +100,11 @@ EVALUATED = [Mark(16.0 + 10 * number, 2.0 + 2 * number, True) for number in rang
 def test_pace(marks: list[Mark], stage: str, seconds_per_unit: float) -> None:
     assert pace_of(marks) == Pace(*marks[-1][:2], seconds_per_unit, stage)
     assert pace_of([]) is None
+
+
+def test_weighted_quantiles() -> None:
+    values, weights = np.array([3.0, 1.0, 2.0, 7.0]), np.array([1.0, 4.0, 2.0, 3.0])
+    assert weighted_quantiles(values, weights, [0, 0.35, 0.5, 0.65, 1]).tolist() == pytest.approx([1, 1.5, 2, 3, 7])
 
 
 def test_text_and_expectation_of_a_forecast() -> None:

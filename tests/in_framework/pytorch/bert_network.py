@@ -92,7 +92,7 @@ def rename(tensors, *pairs):
 
 
 def published_weights(network):
-    """Return the weights by the names of Hugging Face's files, and by those of NVIDIA's submission with fused_mha."""
+    # Return the weights by the names of Hugging Face's files, and by those of NVIDIA's submission with fused_mha
     tensors = {name: tensor.clone() for name, tensor in checkpoint.published_tensors(network.state_dict()).items()}
     tensors["bert.embeddings.position_ids"] = torch.arange(LONGEST)[None]
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"]
@@ -204,7 +204,7 @@ def micro_batch(number=0):
 
 
 def assert_padding_changes_nothing(training, step, pairs):
-    """Compare losses and gradients of padded rows with those without padding."""
+    # Compare losses and gradients of padded rows with those without padding
     for padded, part in pairs:
         results, expected = (compute_gradients(training, step, batch) for batch in (padded, part))
         for tensor, reference in zip(results, expected, strict=True):
@@ -296,7 +296,7 @@ def test_updates_match_the_paper_and_the_submission(kernel, overflows, expected)
 
 @pytest.fixture(scope="module")
 def squad_batches():
-    """An epoch of 30 windows of random tokens and of 10 to 40 tokens."""
+    # An epoch of 30 windows of random tokens and of 10 to 40 tokens
     random, count = np.random.RandomState(0), 30
     offsets = np.concatenate([[0], np.cumsum(random.randint(10, 41, count))])
     start = random.randint(0, 5, count)

@@ -37,7 +37,7 @@ def criteo_row(number):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A data set of two training days and one for evaluation."""
+    # A data set of two training days and one for evaluation
     raw, prepared = tmp_path_factory.mktemp("raw"), tmp_path_factory.mktemp("prepared") / "dlrm"
     for day in range(3):
         (raw / f"day_{day}").write_text("".join(map(criteo_row, range(day * ROWS_PER_DAY, (day + 1) * ROWS_PER_DAY))))
@@ -52,7 +52,7 @@ def data(folder):
 
 @pytest.fixture(scope="module")
 def stored(data):
-    """All training rows, int32 (columns, rows)."""
+    # All training rows, int32 (columns, rows)
     return data.train.transpose(1, 0, 2).reshape(blocks.COLUMNS, -1)[:, : data.train_rows]
 
 
@@ -77,7 +77,7 @@ def test_batches_are_the_ordered_rows(words_at_once, rank, ranks, size, tables, 
 
 
 def rows_of_epoch(data, config, size, epoch):
-    """Return all rows that the ranks read in an epoch, as tuples."""
+    # Return all rows that the ranks read in an epoch, as tuples
     steps, rows = -(-data.train_rows // (config.batch_size * size)), []
     for rank in make_ranks(size):
         own = slice(rank.rank * config.batch_size, (rank.rank + 1) * config.batch_size)

@@ -112,7 +112,7 @@ def test_resumed_training_continues_bit_for_bit(kernel, split):
 
 @pytest.fixture
 def collectives(monkeypatch):
-    """Name, first element, length and type of each sum of gradients, in order."""
+    # Name, first element, length and type of each sum of gradients, in order
     calls = []
 
     def record(name, tensor, *arguments, **options):
@@ -125,7 +125,7 @@ def collectives(monkeypatch):
 
 @pytest.fixture
 def small_buckets(monkeypatch):
-    """Buckets of 64 elements in place of a megabyte."""
+    # Buckets of 64 elements in place of a megabyte
     plain = gradient_sums.GradientSums
     monkeypatch.setattr(
         flat_optimizer,

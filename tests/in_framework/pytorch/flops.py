@@ -34,14 +34,14 @@ LLAMA = {**PLAIN, "layers": 3, "width": 64, "heads": 4, "key_value_heads": 2, "i
 
 
 def parts_of(benchmark, **settings):
-    """Return a configuration, and the modules of the network and of its FLOPs."""
+    # Return a configuration, and the modules of the network and of its FLOPs
     parts = (f"benchmarks.{benchmark}.{part}" for part in ("pytorch.config", "pytorch.model", "flops"))
     config, *modules = map(importlib.import_module, parts)
     return config.Config(**settings), *modules
 
 
 def count_flops(forward):
-    """Count a forward and a backward pass; every operator must be known."""
+    # Count a forward and a backward pass; every operator must be known
     cost = step_cost.count(lambda: forward().sum().backward())
     assert cost.uncounted == ()
     return cost.flops

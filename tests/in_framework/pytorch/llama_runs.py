@@ -54,7 +54,7 @@ def uninterrupted(data, tmp_path_factory):
 
 
 def run_train(data, output, ranks, hook=lambda rank: None, **settings):
-    """Train to the end, or until a rank is killed; return the exit codes. Each rank calls ``hook`` before."""
+    # Train to the end, or until a rank is killed; return the exit codes. Each rank calls ``hook`` before.
     output.mkdir(exist_ok=True)
     config = dataclasses.replace(CONFIG, **settings)
     config = dataclasses.replace(config, batch_size=GLOBAL_BATCH * config.group // ranks)
@@ -84,7 +84,7 @@ def records(output, kind):
 
 
 def losses(output):
-    """Losses of the steps, then of the evaluations."""
+    # Losses of the steps, then of the evaluations
     evaluations = [float(loss) for record in records(output, "eval") for loss in record["qualities"].values()]
     return [record["loss"] for record in records(output, "step")] + evaluations
 
@@ -99,7 +99,7 @@ def test_two_ranks_train_like_one_in_every_split(settings, uninterrupted):
 
 
 def replace(owner, name, action, condition=lambda *arguments: True, rank=0):
-    """Return a hook: ``rank`` runs ``action`` in place of a call whose arguments meet the condition."""
+    # Return a hook: ``rank`` runs ``action`` in place of a call whose arguments meet the condition
 
     def hook(own_rank):
         plain = getattr(owner, name)

@@ -32,7 +32,7 @@ def make_linear(dtype, size_in=64, size_out=48):
 
 
 def run_with_gradients(product, hidden, gradient, weight):
-    """Return the output and the gradients of the input and the weight."""
+    # Return the output and the gradients of the input and the weight
     weight.grad, hidden = None, hidden.clone().requires_grad_()
     output = product(hidden)
     output.backward(gradient)
