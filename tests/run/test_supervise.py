@@ -225,6 +225,8 @@ def test_reason_of_a_failure(tmp_path: Path, recorded: Callable[[str, object], N
         outcome = supervise._outcome(child, follow.Progress(), experiment, supervise.Signals(), kills)
         outcomes.append([code, *asdict(outcome).values()])
     recorded("endings.json", outcomes)
+    child, progress = Mock(returncode=0, args=["python"]), follow.Progress(outcome="not_reached")
+    assert supervise._outcome(child, progress, experiment, supervise.Signals(), 0).status == "not_reached"
 
 
 @pytest.mark.parametrize(

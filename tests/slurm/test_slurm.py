@@ -208,6 +208,15 @@ def call_on_three_partitions(*command: str) -> str:
     return next((text for word, text in outputs.items() if word in command), SINFO)
 
 
+@pytest.mark.parametrize(
+    ("setting", "folder"),
+    [("/srv/spool", "/srv/spool"), ("/srv/slurmd.%n", "/srv"), ("/srv/%h/slurmd", "/srv"), (None, "/var/spool/slurmd")],
+)
+def test_spool_folder_has_no_name_of_a_node(setting: str | None, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "setting", {"SlurmdSpoolDir": setting}.get)
+    assert step.spool_folder() == folder
+
+
 def test_doctor_compares_the_cluster_file_with_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "require", lambda: None)
     monkeypatch.setattr(commands, "call", call_on_three_partitions)
