@@ -18,7 +18,7 @@ SCRIPTS = {
     "continuation": 'A="one \\\n  two"\nB=a\\\nb',
     "arithmetic": "N=7; F=$(( )) A=$((N * 3 + 1)) B=$(( -7 / 2 )) C=$((-7 % 3)) D=$(($N/2)) E=$((N > 3))",
     "arrays": 'P=(a "b c" d); P+=(--x 1); A="${P[@]}" B=${#P[@]} Q=(); C="<${Q[@]}>"',
-    "cuts": "F=config_DGX2_multi.sh; A=${F%.sh} B=${F#config_} C=${F/_multi*/} D=${F%%_*} E=${F##*_} G=${F//_/-} H=${F/_/-}",
+    "cuts": "F=config_DGX_all.sh; A=${F%.sh} B=${F#config_} C=${F/_all*/} D=${F%%_*} E=${F##*_} G=${F//_/-} H=${F/_/-}",
     "conditions": "S=DGXA100\nif [[ $S == DGX2* ]]; then A=1; elif [ \"$S\" = DGXA100 ]; then A=2; else A=3; fi\n"
     "if [[ ! -z $S && ( 3 -gt 2 || $S == x ) ]]; then B=1; fi\n[ -n \"$X\" ] && C=1\n[ -z \"$X\" ] || C=2",
     "case": "M=TRAIN\ncase $M in\n  A|B) R=1;;\n  T*) R=2 ;;\n  *) R=3\nesac",
