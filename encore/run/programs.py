@@ -216,8 +216,8 @@ def variables_of(
     base = interpreters.find_or_create(python, framework, on_step)
     job = Job(argv=(), environment={}, mounts=(), ranks=1, gpus=0)
     command = renderers.host(job, base, os.environ, is_user_python=python is not None)
-    added = () if python is not None else added
-    pythons = [environment.ensure_environment(name, on_step, beside=framework) for name in added]
+    names = added if python is None else ()
+    pythons = [environment.ensure_environment(name, on_step, beside=framework) for name in names]
     # After the framework's packages, so that its version of shared packages such as NumPy takes precedence.
     both = [base, *pythons] if pythons else []
     packages = [
