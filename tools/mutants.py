@@ -7,8 +7,9 @@
 A mutant replaces one comparison, arithmetic operator, ``and``/``or`` or ``not``, or increments a number. ``<`` becomes
 ``<=``, but ``>=`` in comparisons with a division or a float, because measured values do not equal a limit. A mutant is
 killed if one of its tests fails; tests that also fail without it do not count. Its tests are those that cover its
-line in the coverage data, the fastest first, then those inside a framework that import the module; without either,
-all test files that import it. Mutants are created in a clone of the checkout, which contains committed files only.
+line in the coverage data, the fastest first, then those inside a framework whose imports lead to the module, then the
+toy run of an implementation that imports it; without coverage data, all test files that import it. Mutants are created
+in a clone of the checkout, which contains committed files only.
 
 Not mutated, because no test on this machine could or should notice:
 
@@ -23,6 +24,7 @@ import ast
 import contextlib
 import functools
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -43,6 +45,7 @@ import pytest
 import typer
 from coverage import CoverageData
 
+from encore import catalogue
 from tools import run
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -54,7 +57,9 @@ NEGATIONS = {**SWAPS, ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE
 MOST_TESTS = 100  # Per mutant, if their durations are unknown
 MOST_SECONDS = 300.0  # Per mutant, if they are known
 HANG_SECONDS = 300.0  # Of all tests of a mutant, which counts as killed then
-WITHOUT_TRAININGS = "in_framework or not training and not engine and not cluster and not gpu"
+MOST_FILES = 4  # Per mutant, of tests inside a framework
+MARKS = "not long and not engine and not cluster and not gpu"
+TOY_RUN = "tests/benchmarks/test_toy_runs.py::test_toy_run_reaches_its_target_and_passes_the_checker"
 NEVER_IN_TESTS = re.compile(r"if (__name__ ==|TYPE_CHECKING)|sys\.version_info [<>]")
 # Test processes are forked from one that has imported pytest and packages that do not import Encore.
 FORK = multiprocessing.get_context("forkserver")
@@ -183,12 +188,45 @@ def read_durations(log: Path) -> dict[str, float]:
     return dict(seconds)
 
 
-def importers(root: Path, source: str) -> list[str]:
-    # The test files that import the module
-    package, _, name = source.removesuffix(".py").removesuffix("/__init__").replace("/", ".").rpartition(".")
-    imports = re.compile(rf"from {package} import \(?[\w\s,]*\b{name}\b|(from|import) {package}\.{name}\b")
-    files = sorted((root / "tests").rglob("*.py"))
-    return [str(path.relative_to(root)) for path in files if imports.search(path.read_text(encoding="utf-8"))]
+@functools.cache
+def imports(root: Path, file: str) -> set[str]:
+    # Files of the checkout that a file imports, or names in a string as for importlib.import_module
+    names = set[str]()
+    for node in ast.walk(ast.parse((root / file).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"benchmarks(\.\w+)+", str(node.value)):
+            names.add(str(node.value))
+    paths = [name.replace(".", "/") + suffix for name in names for suffix in (".py", "/__init__.py")]
+    return {path for path in paths if (root / path).is_file()}
+
+
+def distance(root: Path, file: str, source: str) -> float:
+    # Imports on the shortest path from a file to another; infinite without a path
+    reached, last, steps = {file}, {file}, 0
+    while last and source not in reached:
+        last = set[str]().union(*(imports(root, name) for name in last)) - reached
+        reached, steps = reached | last, steps + 1
+    return steps if source in reached else math.inf
+
+
+def importers(root: Path, source: str, in_framework: bool) -> list[str]:
+    # The test files that import the module; of those inside a framework the nearest, and a toy run
+    def nearest(files: Mapping[str, str], number: int) -> list[str]:
+        steps = {name: distance(root, file, source) for name, file in files.items()}
+        return sorted((name for name in steps if steps[name] < math.inf), key=lambda name: (steps[name], name))[:number]
+
+    tests = sorted(str(path.relative_to(root)) for path in (root / "tests").rglob("*.py"))
+    if not in_framework:
+        return [name for name in tests if source in imports(root, name)]
+    implementations = {name: choice.implementation for name, choice in catalogue.choices().items()}
+    trainings = {
+        f"{TOY_RUN}[{name}]": entry.module.replace(".", "/") + "/train.py" for name, entry in implementations.items()
+    }
+    inside = {name: name for name in tests if "/in_framework/" in name}
+    return nearest(inside, MOST_FILES) + nearest(trainings, 1)
 
 
 class Failures:
@@ -260,7 +298,7 @@ def main(
     tests: Annotated[str, typer.Option(help="test files and folders, separated by commas")] = "",
     coverage: Annotated[Path | None, typer.Option(help="measured with contexts: chooses the tests")] = None,
     durations: Annotated[Path | None, typer.Option(help="output of the same run with --durations 0")] = None,
-    marks: Annotated[str, typer.Option(help="pytest's -m")] = WITHOUT_TRAININGS,
+    marks: Annotated[str, typer.Option(help="pytest's -m")] = MARKS,
     number: int = 20,
     seed: int = 1,
     output: Annotated[Path | None, typer.Option(help="file for the results (JSON)")] = None,
@@ -277,7 +315,7 @@ def main(
             start = time.monotonic()
             selected = tests.split(",") if tests else covering(mutant)
             if not tests:
-                selected += [name for name in importers(root, mutant.file) if not selected or "/in_framework/" in name]
+                selected += importers(root, mutant.file, in_framework=coverage is not None)
             mutant = replace(mutant, tests=selected)
             tried.append(replace(mutant, killed=is_killed(root, mutant, text, passes, marks)))
             state = {True: "killed", False: "SURVIVED", None: "no test"}[tried[-1].killed]

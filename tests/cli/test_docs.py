@@ -89,6 +89,9 @@ GOLDEN = {
     "encore check 'results/<run>' --ruleset 0.7.0 --json": "check.json",
     "encore compare RUN": "compare.txt",
     "encore compare 'results/<run>' --all": "compare_all.txt",
+    "encore compare 'results/<run>' RUN": "compare_runs.txt",
+    "encore data get llama2-70b-lora DIR --variant f16": "data_get.txt",
+    "encore data get ssd DIR": "data_get_ssd.txt",
     "encore data prepare ncf --help": "data_prepare_help.txt",
     "encore data prepare resnet DIR -o OUT --runtime docker": "data_prepare_docker.txt",
     "encore list": "list.txt",
@@ -97,6 +100,7 @@ GOLDEN = {
     "encore plan 16 resnet ssd ncf": "plan.txt",
     "encore plan 64 resnet=5 ssd=5 --curves v0.7/NVIDIA/dgxa100": "plan_curves.txt",
     "encore plan 8 resnet maskrcnn=2 ncf=20 -o sharing": "plan_files.txt",
+    "encore published --benchmark llama2_70b_lora --accelerator b200 --division closed --sort minutes": "published.txt",
     "encore report RUN -o report": "report_files.txt",
     "encore report --study microway-dgx1-scaling": "report_study.txt",
     "encore report training_results_v0.7 --published v0.7/NVIDIA/dgx --baseline v0.7/NVIDIA/dgx1_ngc20.06_mxnet": (
@@ -114,6 +118,7 @@ GOLDEN = {
     "encore show resnet --system dgxa100 4 --set epochs=45 --json": "show.json",
     "encore study run multi-gpu --small --dry-run": "study.txt",
     "encore submit resnet --nodes 2 --array 0-4 --dry-run": "submit_array.txt",
+    "encore submit resnet --nodes 2 --data DIR --require-target --dry-run": "submit_target.txt",
     "encore submit resnet-pytorch 16 --kubernetes --nodes 2 --system dgxa100 --volume /shared=shared --dry-run": (
         "submit_kubernetes.txt"
     ),
