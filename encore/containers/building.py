@@ -328,17 +328,32 @@ def compiled_horovod(framework: str) -> Path | None:
     return next(folder.glob("*.whl"), None)
 
 
+# The hashes of torch's CPU build, 2.13.0+cpu, are not listed: pip would download the build for CUDA, whose hashes are.
+_TORCH = re.compile(rf"^(torch==\S+)(?:{environment.HASH.pattern})*\n", re.MULTILINE)
+PINS, HASHED_PINS = "requirements.txt", "hashed.txt"  # In the folder with packages: of the image and of pip's download
+
+
+def write_requirements(framework: str) -> None:
+    """Write the packages of a stand-in: all without hashes, and those that are downloaded with hashes."""
+    text = (paths.REQUIREMENTS / catalogue.framework(framework).requirements).read_text(encoding="utf-8")
+    (wheels(framework) / PINS).write_text(environment.HASH.sub("", text), encoding="utf-8")
+    (wheels(framework) / HASHED_PINS).write_text(_TORCH.sub("", text), encoding="utf-8")
+
+
 def download_commands(framework: str) -> list[list[str]]:
     """Return commands that download a framework environment's pinned packages with this machine's pip settings."""
-    entry = catalogue.framework(framework)
+    entry, folder = catalogue.framework(framework), wheels(framework)
     pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
-    pip += ["--require-hashes"]
-    pip += ["--dest", str(wheels(framework))]
-    for_image = ["--python-version", PLATFORM["python"], "--only-binary", ":all:"]
-    commands = [[*pip, *for_image, "--requirement", str(paths.REQUIREMENTS / entry.requirements)]]
+    pip += ["--dest", str(folder)]
+    for_image = [*pip, "--python-version", PLATFORM["python"], "--only-binary", ":all:"]
+    commands = [[*for_image, "--require-hashes", "--requirement", str(folder / HASHED_PINS)]]
+    torch = _TORCH.search((paths.REQUIREMENTS / entry.requirements).read_text(encoding="utf-8"))
+    if torch:
+        commands.append([*for_image, torch[1]])
     if entry.horovod and not compiled_horovod(framework):
         # Source distribution: it is compiled in the image, against the image's framework and MPI.
-        commands.append([*pip, "--no-binary", "horovod", "--requirement", str(environment.HOROVOD_SOURCE)])
+        source = ["--require-hashes", "--requirement", str(environment.HOROVOD_SOURCE)]
+        commands.append([*pip, "--no-binary", "horovod", *source])
     return commands
 
 
@@ -346,6 +361,7 @@ def download(framework: str, on_line: OnLine) -> None:
     """Download a stand-in's packages into an empty folder, so that no older build of the same version remains."""
     shutil.rmtree(wheels(framework), ignore_errors=True)
     wheels(framework).mkdir(parents=True)
+    write_requirements(framework)
     compiled = compiled_horovod(framework)
     if compiled:
         on_line(f"Horovod is already compiled: {compiled}")

@@ -120,7 +120,7 @@ def test_resumed_run_has_bit_identical_losses(
         ("dlrm", (), 128, 1e-4, 1e-3),
         ("gnmt", (), 20, 1e-4, 1.0),
         ("llama2-70b-lora", (), 10, 5e-4, 5e-4),
-        ("llama2-70b-lora", ("tensor_parallelism=2",), 10, 5e-4, 5e-4),
+        ("llama2-70b-lora", ("tensor_parallelism=2", "batch_size=4"), 10, 5e-4, 5e-4),
         # Both ranks together have as many proposals, but sample others
         ("maskrcnn", ("rpn_post_nms_top_n=500",), 1, 0.2, 0.2),
         ("ncf", (), 45, 1e-4, 0.01),
@@ -155,7 +155,7 @@ def test_two_ranks_train_like_one(
         ("bert-squad", "batch_size=20000", "set a smaller batch_size, take fewer ranks, or more data"),
         ("bert-squad", "sequence_length=32", "set sequence_length=40"),
         ("bert-squad", "checkpoint=missing.pt", "--set checkpoint=FILE"),
-        ("gnmt", "batch_size=8000", "set a smaller batch_size, take fewer ranks, or more data"),
+        ("gnmt", "batch_size=8000", "use a smaller batch, fewer ranks, or more data"),
         ("maskrcnn", "backbone=missing.pkl", "set backbone=FILE"),
         ("ssd", "backbone=missing.pkl", "hint: name a file with --set backbone=FILE"),
     ],
@@ -228,7 +228,7 @@ def test_run_resumes_on_another_number_of_ranks_and_split(
     short_runs: Callable[[str], BareRuns], tmp_path: Path
 ) -> None:
     runs, output = short_runs("llama2-70b-lora"), tmp_path / "stopped"
-    runs.stop(output, 2, "tensor_parallelism=2", once=partial(occurs, output / STEP[0], STEP[1], 5))
+    runs.stop(output, 2, "tensor_parallelism=2", "batch_size=4", once=partial(occurs, output / STEP[0], STEP[1], 5))
     (checkpoint,) = (output / "checkpoint").glob("step_*")
     # The adapters and two moments in fp32, of both ranks, without the base
     size = sum(path.stat().st_size for path in checkpoint.iterdir())
