@@ -50,7 +50,10 @@ def submission() -> dict[str, str]:
     variables = {name: value for values in system.environment.values() for name, value in values.items()}
     elsewhere = {"OMPI_MCA_btl", "MXNET_EXTENDED_NORMCONV_SUPPORT", "NCCL_DEBUG"}
     words = " \\\n    ".join(f"{name}={value}" for name, value in variables.items() if name not in elsewhere)
-    dockerfile = f"ARG FROM_IMAGE_NAME=nvcr.io/nvidia/mxnet:20.06-py3\nFROM ${{FROM_IMAGE_NAME}}\nENV {words}\n"
+    image = (
+        "ARG FROM_IMAGE_NAME=nvcr.io/nvidia/mxnet:20.06-py3\nLABEL FROM_IMAGE_NAME=ignored\nFROM ${FROM_IMAGE_NAME}\n"
+    )
+    dockerfile = f"{image}ENV {words}\n"
     files = {"Dockerfile": dockerfile, "config_DGXA100_common.sh": COMMON, "config_DGXA100.sh": CONFIG}
     return {f"{FOLDER}/{name}": text for name, text in {**files, "run_and_time.sh": SCRIPT}.items()}
 

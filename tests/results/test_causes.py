@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from encore.results.compare import causes, explain
-from encore.results.compare.run_set import RunSet, load_run_sets
+from encore.results.compare.run_set import RunSet, first_step_seconds, load_run_sets
 from encore.results.logs import goodput, steps, telemetry
 from encore.results.logs.run_log import read_run
 from encore.results.logs.steps import FOLDER, Window
@@ -236,6 +236,12 @@ def windows(*waiting: list[float | None], seconds: float = 10.0, delayed: float 
 def experiment(tmp_path: Path) -> Path:
     # A log of ten minutes
     return write_files(tmp_path / "experiment_0", {"result.txt": resnet_v07(10.0)})
+
+
+def test_time_to_the_first_step(tmp_path: Path) -> None:
+    stream = [{"kind": "start", "time": START}, *({"kind": "step", "time": START + second} for second in (7.5, 9.0))]
+    write_files(tmp_path, {"result_0.txt": resnet_v07(), "experiment_0/metrics.jsonl": stream})
+    assert first_step_seconds(load_run_sets(tmp_path)[0]) == pytest.approx({"first_step_s": 7.5}, abs=0.1)
 
 
 @pytest.mark.parametrize(
