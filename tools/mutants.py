@@ -225,7 +225,7 @@ def importers(root: Path, source: str, in_framework: bool) -> list[str]:
     trainings = {
         f"{TOY_RUN}[{name}]": entry.module.replace(".", "/") + "/train.py" for name, entry in implementations.items()
     }
-    inside = {name: name for name in tests if "/in_framework/" in name}
+    inside = {name: name for name in tests if re.match("tests/in_framework/\\w+/", name)}
     return nearest(inside, MOST_FILES) + nearest(trainings, 1)
 
 
