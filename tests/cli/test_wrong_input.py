@@ -143,6 +143,7 @@ CASES = {
     "run resnet --gpus 2": "--gpus 2: the number follows the benchmark, without an option",
     "submit resnet --gpus 2": "run resnet 2; or ./run.sh resnet 2",
     "run resnet 2 --hosts n1:4,n2:4 --hostfile x --dry-run": "--hosts and --hostfile",
+    "run resnet 640 --system dgx1_n80 --data EMPTY": "one node, 8, or submit it: sbatch -N 80 slurm/run.sub resnet",
     "run resnet 2 --launcher mpirun --dry-run": "--launcher mpirun without hosts\n  hint: ",
     "run resnet 2 --hosts n1:4,n2:4 --dry-run": "2 GPUs requested, the hosts have 8 slots (n1:4,n2:4)",
     "run resnet 2 --hosts n1:1,n2:1 --launcher torchrun --dry-run": "torchrun does not support mxnet",
