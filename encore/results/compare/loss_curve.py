@@ -30,7 +30,7 @@ MIN_REFERENCES = 3
 _MIN_RECORDS = 4  # Losses of each run in the compared range
 CAUSES = {
     "above": "a higher or lower learning rate, a missing warm-up, or another batch size",
-    "below": "repeated or easier samples, other initial weights, or another batch size",
+    "below": "a missing warm-up, repeated or easier samples, other initial weights, or another batch size",
 }
 
 
