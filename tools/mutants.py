@@ -7,9 +7,9 @@
 A mutant replaces one comparison, arithmetic operator, ``and``/``or`` or ``not``, or increments a number. ``<`` becomes
 ``<=``, but ``>=`` in comparisons with a division or a float, because measured values do not equal a limit. A mutant is
 killed if one of its tests fails; tests that also fail without it do not count. Its tests are those that cover its
-line in the coverage data, the fastest first, then those inside a framework whose imports lead to the module, then the
-toy run of an implementation that imports it; without coverage data, all test files that import it. Mutants are created
-in a clone of the checkout, which contains committed files only.
+line in the coverage data, the fastest first, then framework tests that import the module, directly or not, then the toy
+run of an implementation that does; without coverage data, all test files that import it. Mutants are created in a clone
+of the checkout, which contains committed files only.
 
 Not mutated, because no test on this machine could or should notice:
 
@@ -45,7 +45,7 @@ import pytest
 import typer
 from coverage import CoverageData
 
-from encore import catalogue
+from encore import catalogue, paths
 from tools import run
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -57,7 +57,7 @@ NEGATIONS = {**SWAPS, ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE
 MOST_TESTS = 100  # Per mutant, if their durations are unknown
 MOST_SECONDS = 300.0  # Per mutant, if they are known
 HANG_SECONDS = 300.0  # Of all tests of a mutant, which counts as killed then
-MOST_FILES = 4  # Per mutant, of tests inside a framework
+MOST_FILES = 4  # Framework tests per mutant
 MARKS = "not long and not engine and not cluster and not gpu"
 TOY_RUN = "tests/benchmarks/test_toy_runs.py::test_toy_run_reaches_its_target_and_passes_the_checker"
 NEVER_IN_TESTS = re.compile(r"if (__name__ ==|TYPE_CHECKING)|sys\.version_info [<>]")
@@ -190,7 +190,7 @@ def read_durations(log: Path) -> dict[str, float]:
 
 @functools.cache
 def imports(root: Path, file: str) -> set[str]:
-    # Files of the checkout that a file imports, or names in a string as for importlib.import_module
+    # Files of the checkout that a file imports, including module names in strings, as for importlib.import_module
     names = set[str]()
     for node in ast.walk(ast.parse((root / file).read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
@@ -199,12 +199,12 @@ def imports(root: Path, file: str) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.Constant) and re.fullmatch(r"benchmarks(\.\w+)+", str(node.value)):
             names.add(str(node.value))
-    paths = [name.replace(".", "/") + suffix for name in names for suffix in (".py", "/__init__.py")]
-    return {path for path in paths if (root / path).is_file()}
+    files = [name.replace(".", "/") + suffix for name in names for suffix in (".py", "/__init__.py")]
+    return {path for path in files if (root / path).is_file()}
 
 
 def distance(root: Path, file: str, source: str) -> float:
-    # Imports on the shortest path from a file to another; infinite without a path
+    # Length of the shortest chain of imports from a file to ``source``; infinite if it does not import it
     reached, last, steps = {file}, {file}, 0
     while last and source not in reached:
         last = set[str]().union(*(imports(root, name) for name in last)) - reached
@@ -213,7 +213,7 @@ def distance(root: Path, file: str, source: str) -> float:
 
 
 def importers(root: Path, source: str, in_framework: bool) -> list[str]:
-    # The test files that import the module; of those inside a framework the nearest, and a toy run
+    # Test files that import the module; for coverage data the nearest framework tests and a toy run instead
     def nearest(files: Mapping[str, str], number: int) -> list[str]:
         steps = {name: distance(root, file, source) for name, file in files.items()}
         return sorted((name for name in steps if steps[name] < math.inf), key=lambda name: (steps[name], name))[:number]
@@ -221,12 +221,12 @@ def importers(root: Path, source: str, in_framework: bool) -> list[str]:
     tests = sorted(str(path.relative_to(root)) for path in (root / "tests").rglob("*.py"))
     if not in_framework:
         return [name for name in tests if source in imports(root, name)]
-    implementations = {name: choice.implementation for name, choice in catalogue.choices().items()}
+    framework_tests = {name: name for name in tests if re.match(r"tests/in_framework/\w+/", name)}
     trainings = {
-        f"{TOY_RUN}[{name}]": entry.module.replace(".", "/") + "/train.py" for name, entry in implementations.items()
+        f"{TOY_RUN}[{name}]": f"{choice.folder.relative_to(paths.ROOT)}/train.py"
+        for name, choice in catalogue.choices().items()
     }
-    inside = {name: name for name in tests if re.match("tests/in_framework/\\w+/", name)}
-    return nearest(inside, MOST_FILES) + nearest(trainings, 1)
+    return nearest(framework_tests, MOST_FILES) + nearest(trainings, 1)
 
 
 class Failures:

@@ -328,13 +328,13 @@ def compiled_horovod(framework: str) -> Path | None:
     return next(folder.glob("*.whl"), None)
 
 
-# The hashes of torch's CPU build, 2.13.0+cpu, are not listed: pip would download the build for CUDA, whose hashes are.
+# requirements/pytorch.txt lists no hash of 2.13.0+cpu, PyTorch's CPU build. With hashes, pip selects the CUDA build.
 _TORCH = re.compile(rf"^(torch==\S+)(?:{environment.HASH.pattern})*\n", re.MULTILINE)
-PINS, HASHED_PINS = "requirements.txt", "hashed.txt"  # In the folder with packages: of the image and of pip's download
+PINS, HASHED_PINS = "requirements.txt", "hashed.txt"  # In the folder of wheels: installed, and downloaded with hashes
 
 
 def write_requirements(framework: str) -> None:
-    """Write the packages of a stand-in: all without hashes, and those that are downloaded with hashes."""
+    """Write two requirements files next to the wheels of a stand-in: all packages, and those with hashes."""
     text = (paths.REQUIREMENTS / catalogue.framework(framework).requirements).read_text(encoding="utf-8")
     (wheels(framework) / PINS).write_text(environment.HASH.sub("", text), encoding="utf-8")
     (wheels(framework) / HASHED_PINS).write_text(_TORCH.sub("", text), encoding="utf-8")

@@ -91,7 +91,6 @@ GOLDEN = {
     "encore compare 'results/<run>' --all": "compare_all.txt",
     "encore compare 'results/<run>' RUN": "compare_runs.txt",
     "encore data get llama2-70b-lora DIR --variant f16": "data_get.txt",
-    "encore data get ssd DIR": "data_get_ssd.txt",
     "encore data prepare ncf --help": "data_prepare_help.txt",
     "encore data prepare resnet DIR -o OUT --runtime docker": "data_prepare_docker.txt",
     "encore list": "list.txt",
