@@ -293,3 +293,8 @@ def test_container_that_does_not_start_is_a_failure_of_the_engine(
 )
 def test_first_failing_rank(output: str, expected: tuple[int, str], tmp_path: Path) -> None:
     assert supervise.first_failure(launched(tmp_path, output, "Process 0 exit with status code 4\n"), 1) == expected
+
+
+@pytest.mark.parametrize("symptom", [*supervise.DIVERGED, supervise.UNRESUMABLE])
+def test_final_errors_are_printed_by_the_ranks(symptom: str) -> None:
+    assert any(symptom in path.read_text(encoding="utf-8") for path in paths.BENCHMARKS.rglob("*.py"))

@@ -23,7 +23,7 @@ FOLDER = "steps"
 _LAST_BYTES = 4096  # About a dozen lines
 RECENT_SECONDS = 150.0  # Two one-minute windows, the last of which is up to a minute old
 MIN_SECONDS = 60.0  # Recent windows per rank: less time shows start-up noise
-# Fraction of time: a healthy run of tools/slowdowns, with 2 ranks on 2 shared cores, stayed below it.
+# Fraction of time: healthy runs with 2 ranks on 2 shared cores stayed below it.
 LEAST_WAIT = 0.15
 MAX_CPU_DELAY = 0.1  # Fraction of time without a free core, above which shared cores are the cause
 

@@ -1,1 +1,0 @@
-"""Fault injection for runs: see ``__main__``."""
