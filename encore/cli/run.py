@@ -1,9 +1,13 @@
 """``encore run``: train, follow, judge."""
 
+import http.client
+import json
 import os
 import shlex
+import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -23,12 +27,13 @@ from encore.errors import EncoreError, ExitCode
 from encore.machine import node_checks, preflight
 from encore.results.findings import ReportJson
 from encore.results.format import with_names
-from encore.run import evaluate, hints, notification, planning, run_folder, run_metadata, runner, supervise
+from encore.run import evaluate, hints, planning, run_folder, run_metadata, runner, supervise
 from encore.run import gate as gates
 from encore.slurm import cluster as clusters
 from encore.ssh import hosts
 
 COLORS = {"reached": "green", "not_reached": "yellow"}
+NOTIFY_SECONDS = 20.0
 
 
 class ExperimentResult(TypedDict):
@@ -305,7 +310,7 @@ def finish(
     is_excused = ending.code == ExitCode.NOT_REACHED and not require_target
     code = ExitCode.REACHED if is_excused else ending.code
     summaries = evaluate.evaluate_run(folder)
-    if notify and (problem := notification.send(notify, _as_json(folder, summaries, code))):
+    if notify and (problem := notify_end(notify, _as_json(folder, summaries, code))):
         screen.print(f"[yellow]warning[/] notification failed: {escape(run_metadata.redact_text(problem))}")
     if as_json:
         write_json("run-result", _as_json(folder, summaries, code))
@@ -446,3 +451,24 @@ def print_checks(screen: Console, checks: list[preflight.Check]) -> None:
     for check in checks:
         hint = f"; hint: {check.hint}" if check.hint and check.level != "OK" else ""
         screen.print(f"[{colours[check.level]}]{check.level:<4}[/] {check.name}: {check.found}{hint}")
+
+
+def notify_end(target: str, content: Mapping[str, Any]) -> str:
+    """POST ``content`` as JSON to a URL, or pipe it to a command. Return the error message; empty on success.
+
+    Commands are split like shell words but run without a shell.
+    """
+    body = json.dumps(content).encode()
+    try:
+        if target.startswith(("http://", "https://")):
+            headers = {"Content-Type": "application/json"}
+            request = urllib.request.Request(target, data=body, headers=headers, method="POST")
+            with urllib.request.urlopen(request, timeout=NOTIFY_SECONDS):
+                return ""
+        done = subprocess.run(shlex.split(target), input=body, capture_output=True, timeout=NOTIFY_SECONDS, check=False)
+    except http.client.InvalidURL:
+        return "not a valid URL"  # The error has the URL, which may be secret
+    except (OSError, ValueError, IndexError, http.client.HTTPException, subprocess.TimeoutExpired) as error:
+        return str(error) or type(error).__name__
+    messages = done.stderr.decode(errors="replace").strip().splitlines()
+    return "" if done.returncode == 0 else (messages or [f"exit code {done.returncode}"])[-1]

@@ -50,12 +50,13 @@ def probe(question: dict[str, Any]) -> dict[str, Any]:
     time.sleep(0.5)
     busy = psutil.cpu_percent(None) / 100
     cards = gpus()
+    governors = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
     return {
         "node": node.name(),
         **{name: getattr(machine, name) for name in ("kernel", "cpu", "sockets", "cores", "memory_gib")},
         "busy": busy,
         "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))),
-        "governors": sorted({text_of(path).strip() for path in _cpus("cpufreq/scaling_governor")} - {""}),
+        "governors": sorted({text_of(path).strip() for path in governors} - {""}),
         "shared_memory_mib": shutil.disk_usage("/dev/shm").total >> 20 if Path("/dev/shm").is_dir() else 0,
         "pci_gpus": pci_gpus(),
         "gpus": cards,
@@ -71,10 +72,6 @@ def probe(question: dict[str, Any]) -> dict[str, Any]:
 
 
 # -- facts -----------------------------------------------------------------------------------------------
-
-
-def _cpus(name: str) -> Iterator[Path]:
-    return Path("/sys/devices/system/cpu").glob(f"cpu[0-9]*/{name}")
 
 
 def _interfaces() -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from encore import files, paths
+from encore.cli.run import notify_end
 from encore.machine import openmetrics, telemetry
-from encore.run import notification
 from tests.results.result_logs import write_files
 from tests.trainings import held_port, wait_until
 
@@ -90,16 +90,16 @@ def hook() -> Iterator[tuple[str, list[Any]]]:
 
 def test_notice_is_posted_to_a_url(hook: tuple[str, list[Any]]) -> None:
     address, received = hook
-    assert notification.send(f"{address}/ok", {"exit_code": 0}) == "" and received == [{"exit_code": 0}]
+    assert notify_end(f"{address}/ok", {"exit_code": 0}) == "" and received == [{"exit_code": 0}]
     with held_port() as unused:  # bound, but without a server
         closed = f"http://127.0.0.1:{unused.getsockname()[1]}/ok"
         for url, problem in ((f"{address}/error", "500"), ("http://a b/", "not a valid URL"), (closed, "refused")):
-            assert problem in notification.send(url, {})
+            assert problem in notify_end(url, {})
 
 
 def test_notice_is_passed_to_a_command(tmp_path: Path) -> None:
-    assert notification.send(f"tee '{tmp_path}/the end.json'", {"run": "x"}) == ""
+    assert notify_end(f"tee '{tmp_path}/the end.json'", {"run": "x"}) == ""
     assert json.loads((tmp_path / "the end.json").read_text(encoding="utf-8")) == {"run": "x"}
-    assert notification.send(f"touch {tmp_path}/a;b", {}) == "" and (tmp_path / "a;b").exists(), "no shell runs it"
-    assert "none/x" in notification.send(f"cat {tmp_path}/none/x", {})
-    assert all(notification.send(command, {}) for command in (f"{tmp_path}/none", "echo 'no end", " "))
+    assert notify_end(f"touch {tmp_path}/a;b", {}) == "" and (tmp_path / "a;b").exists(), "no shell runs it"
+    assert "none/x" in notify_end(f"cat {tmp_path}/none/x", {})
+    assert all(notify_end(command, {}) for command in (f"{tmp_path}/none", "echo 'no end", " "))
