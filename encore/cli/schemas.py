@@ -194,19 +194,16 @@ def published() -> dict[str, Published]:
         "study-report": Published("encore study run, encore study report STUDY", "cli.study:StudyReport"),
         "study-machine": Published("encore study machine", "lab.studies.topology:MachineJson"),
         "page": Published("encore study report of servers, encore bench --roofline", "cli.study:Page"),
-        "reproduction": Published("encore reproduce", _reproduction),
-        "export": Published("encore export", _exported),
+        "reproduction": Published(
+            "encore reproduce",
+            lambda: _listed(_named("cli.reproduce:ReproductionJson") | _named("cli.reproduce:NotUnderstood")),
+        ),
+        "export": Published(
+            "encore export", lambda: _named("cli.export:ExportedModel") | _named("cli.export:ExportedParts")
+        ),
         "serve-plan": Published("encore serve --dry-run", "cli.serve:ServePlan"),
         "served": Published("encore serve --check, --evaluate or --bench", "cli.serve:Served"),
     }
-
-
-def _reproduction() -> Any:
-    return _listed(_named("cli.reproduce:ReproductionJson") | _named("cli.reproduce:NotUnderstood"))
-
-
-def _exported() -> Any:
-    return _named("cli.export:ExportedModel") | _named("cli.export:ExportedParts")
 
 
 # -- the schemas ---------------------------------------------------------------------------------------

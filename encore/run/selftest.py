@@ -157,15 +157,11 @@ def _last(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple([line.rstrip() for line in lines if line.strip() and not FRAME.match(line)][-LAST_LINES:])
 
 
-def latest_output(work: Path) -> tuple[str, ...]:
-    # Show the last output of the training that wrote last: the check hangs there.
-    latest = max(work.glob("*/output.txt"), key=lambda path: path.stat().st_mtime, default=work / "none")
-    return _last(files.text_of(latest).splitlines())
-
-
 def result_row(process: Completed, work: Path, seconds: float, row: Row) -> Row:
     if process.code is None:
-        lines = (*process.lines, *latest_output(work))[-LAST_LINES:]
+        # The check hangs in the training that wrote last
+        latest = max(work.glob("*/output.txt"), key=lambda path: path.stat().st_mtime, default=work / "none")
+        lines = (*process.lines, *_last(files.text_of(latest).splitlines()))[-LAST_LINES:]
         return replace(row, result="FAIL", found=f"no result after {seconds:.0f} s", lines=lines)
     answer = process.answer
     if not isinstance(answer, dict) or answer.get("result") not in ("OK", "FAIL", "SKIPPED"):
