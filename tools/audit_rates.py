@@ -2,7 +2,7 @@
 
     python -m tools.audit_rates training_results_v0.5 ... training_results_v5.1
 
-writes encore/results/data/audit_rates.json. Each DIR is a checkout of one round. A log that occurs again in a later
+writes encore/results/data/audit_rates.json. DIR: checkout of a round. A log that occurs again in a later
 round is not a copy: the rules allow it. --rule NAME (repeatable) measures new rules only, and keeps all other figures.
 """
 

@@ -2,9 +2,9 @@
 
     python -m tools.calibrate_forecast training_results_v0.5 ... training_results_v5.1
 
-overwrites encore/results/data/forecast.json. Each DIR is a checkout of one round. Each log that reached its target
-is cut after 5, 10 and 20 % of its time and after ten minutes, and its time forecast without public runs of its
-round. ``held_out`` and ``by_round`` evaluate each round with the data of the others; ``moves`` are for all rounds.
+overwrites encore/results/data/forecast.json. DIR: checkout of a round. Logs that reached the target are
+cut after 5, 10 and 20 % of the time and after ten minutes, and the time is forecast without public runs of the same
+round. ``held_out`` and ``by_round`` evaluate a round with the data of all other rounds; ``moves`` are for all rounds.
 """
 
 import json

@@ -2,7 +2,7 @@
 
     python -m tools.calibrate_projection
 
-Reads the digests of the public sets. A set is predicted from another one of the same round, submitter, accelerator
+Reads the digests of the public sets. A set is predicted from a set with the same round, submitter, accelerator
 and GPUs per node on a different number of GPUs, 8 to 64; samples to the target, start and evaluations come from all
 other sets. Writes encore/results/data/projection.json, and prints the errors in both directions and the agreement with
 the speed of one GPU in measured.toml.

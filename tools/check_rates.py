@@ -2,7 +2,7 @@
 
     python -m tools.check_rates training_results_v0.5 ... training_results_v5.1
 
-writes encore/results/data/check_rates.json. Each DIR is a checkout of one round. v0.5 has no other checker: there,
+writes encore/results/data/check_rates.json. DIR: checkout of a round. v0.5 has no other checker: there,
 all logs that reached their target count.
 """
 

@@ -166,7 +166,7 @@ def tests_by_coverage(file: Path, durations: Mapping[str, float]) -> Callable[[M
         cost = {name: lines * max(durations.get(name, 0.0), 0.01) for name, lines in cost.items()}
         selected, seconds, cases = list[str](), 0.0, Counter[str]()
         for name in sorted(cost, key=lambda name: (cost[name], name)):
-            # Further cases of a test find less than another test.
+            # Further cases of a test find less than a different test.
             cases[name.partition("[")[0]] += 1
             cost[name] *= cases[name.partition("[")[0]]
         for name in sorted(cost, key=lambda name: (cost[name], name)):

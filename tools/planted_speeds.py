@@ -5,7 +5,7 @@
 
 A set is compared with the digests of the other public sets, as if it was unpublished. With folders, contradictions in
 the first log and the system description of each set are included (contradicted_system, faster_than_stated,
-slower_than_stated); nodes are compared with those of other submitters.
+slower_than_stated); nodes are compared with nodes of other submitters.
 """
 
 import re

@@ -2,11 +2,11 @@
 
     $ .venv/bin/python -m tools.reproduced_configurations FOLDER...
 
-FOLDER is a checkout or a part of it. Reads every subfolder with config_*.sh, and every result folder
+FOLDER is a checkout or a subfolder. Reads every subfolder with config_*.sh, and every result folder
 ``results/SYSTEM/BENCHMARK`` that refers to one. Nothing is executed.
 
-For result folders with one configuration, the values of the script are compared with those that `encore reproduce`
-reads from the first log: recovered keys by round and submitter, and the keys that are missing or differ.
+For result folders with one configuration, the values of the script are compared with the values that `encore
+reproduce` reads from the first log: recovered keys by round and submitter, and the keys that are missing or differ.
 """
 
 import collections
