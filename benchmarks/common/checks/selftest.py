@@ -172,8 +172,11 @@ def variants(suite: Suite, base: Mapping[str, Any]) -> Dict[str, Tuple[Dict[str,
     return settings
 
 
-# Settings that a non-default field value requires
-NEEDED: Mapping[str, Mapping[str, Any]] = {"fp8": {"precision": "bf16"}}
+# Settings that a non-default field value requires, by FIELD=VALUE
+NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "fp8=scaled_mm": {"precision": "bf16"},
+    "attention=cudnn": {"precision": "bf16"},
+}
 
 
 def parse_value(config_class: Any, name: str, text: str) -> Any:
@@ -184,8 +187,8 @@ def parse_value(config_class: Any, name: str, text: str) -> Any:
 
 def needed(suite: Suite, name: str, value: Any) -> Dict[str, Any]:
     """Return the settings that a value requires. fp16 needs a loss scale, or gradients in a small network underflow."""
-    if name in NEEDED:
-        return dict(NEEDED[name])
+    if f"{name}={value}" in NEEDED:
+        return dict(NEEDED[f"{name}={value}"])
     return {"loss_scale": defaults(suite)["loss_scale"]} if (name, value) == ("precision", "fp16") else {}
 
 

@@ -202,21 +202,21 @@ def choose(
         )
     if reason or setting == "plain":
         if device.type == "cuda":
-            _report(ranks, [f"plain: {reason or 'kernels=plain'}"])
+            report(ranks, [f"plain: {reason or 'kernels=plain'}"])
         names = dict.fromkeys(operators, "plain")
         choices.record("kernels", names)
         return names
-    report = []
+    outcomes = []
     for name in names:
         if names[name] == "auto":
             candidates = {kind: partial(implementation, operators[name], kind) for kind in ("plain", "triton")}
-            names[name], timings = _fastest_correct(
+            names[name], timings = fastest_correct(
                 operators[name], candidates, device, dtype, sizes[name], time or seconds
             )
-            report.append(f"{name} {names[name]} ({timings})")
+            outcomes.append(f"{name} {names[name]} ({timings})")
         else:
-            report.append(f"{name} {names[name]}")
-    _report(ranks, report)
+            outcomes.append(f"{name} {names[name]}")
+    report(ranks, outcomes)
     choices.record("kernels", names)
     return names
 
@@ -249,8 +249,8 @@ def choose_with(
                 best: partial(implementation, operator, best),
                 library.name: partial(available.get, name),
             }
-            names[name], timings = _fastest_correct(operator, candidates, ranks.context, dtype, sizes[name], seconds)
-            _report(ranks, [f"{name} {names[name]} ({timings})"])
+            names[name], timings = fastest_correct(operator, candidates, ranks.context, dtype, sizes[name], seconds)
+            report(ranks, [f"{name} {names[name]} ({timings})"])
     lost = sorted(name for name in names if names[name] == library.name and name not in available)
     if lost:
         raise choices.UnavailableError(
@@ -263,8 +263,7 @@ def choose_with(
     }
 
 
-# Return the fastest candidate that matches the plain path, and the measurements; candidates are loaded lazily.
-def _fastest_correct(
+def fastest_correct(
     operator: Operator,
     candidates: Mapping[str, Callable[[], Any]],
     device: torch.device,
@@ -272,6 +271,8 @@ def _fastest_correct(
     sizes: Mapping[str, Any],
     time: Time,
 ) -> Tuple[str, str]:
+    """Return the fastest candidate that matches the plain path, and the measurements; candidates are loaded lazily."""
+
     def measure(load: Callable[[], Any]) -> float:
         candidate = load()
         error = 0.0 if candidate is operator.plain else distance_of(operator, candidate, device, dtype)
@@ -283,6 +284,6 @@ def _fastest_correct(
     return best, ", ".join(f"{name} {text}" for name, text in outcomes.items())
 
 
-def _report(ranks: Ranks, choices: Sequence[str]) -> None:
+def report(ranks: Ranks, outcomes: Sequence[str]) -> None:
     if ranks.rank == 0:
-        print(f"kernels: {'; '.join(choices)}", file=sys.stderr, flush=True)
+        print(f"kernels: {'; '.join(outcomes)}", file=sys.stderr, flush=True)

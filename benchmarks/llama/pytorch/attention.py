@@ -10,6 +10,12 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.run import choices
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import kernels
 
 # (queries (B, heads, L, size), keys, values (B, key_value_heads, L, size)) -> (B, heads, L, size). With sinks
 # (heads,), the softmax has an additional logit per head, whose value vector is 0.
@@ -28,6 +34,53 @@ def causal(
     if sinks is not None:
         return with_sinks(0, queries, keys, values, sinks)
     return functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
+
+
+def cudnn(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sinks: Optional[torch.Tensor] = None
+) -> torch.Tensor:
+    """Causal attention with cuDNN's kernel, which PyTorch ranks below flash attention 2."""
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return causal(queries, keys, values, sinks)
+
+
+def _call_on_noise(
+    attend: Attend, device: torch.device, dtype: torch.dtype, heads: int, key_value_heads: int, length: int, size: int
+) -> kernels.Call:
+    generator = torch.Generator(device).manual_seed(0)
+    shapes = ((1, count, length, size) for count in (heads, key_value_heads, key_value_heads, heads))
+    *inputs, grad = (torch.randn(shape, generator=generator, device=device).to(dtype) for shape in shapes)
+    inputs = [tensor.requires_grad_() for tensor in inputs]
+
+    def call() -> kernels.Results:
+        attn_out = attend(*inputs)
+        return [attn_out.detach(), *torch.autograd.grad(attn_out, inputs, grad)]
+
+    return call
+
+
+_SMALL = {"heads": 4, "key_value_heads": 2, "length": 256, "size": 128}
+OPERATOR = kernels.Operator(causal, "", _call_on_noise, (_SMALL,))
+
+
+def choose(config: Any, ranks: Ranks) -> Optional[Attend]:
+    """Return cuDNN's attention if requested, or with ``attention=auto`` if it is correct and faster; otherwise None.
+
+    "auto" measures one sample forward and backward on a GPU.
+    """
+    name, dtype = config.attention, pytorch.DTYPES[config.precision]
+    if name == "auto" and (ranks.context.type == "cpu" or config.context_parallelism > 1):
+        name = "default"
+    if name == "auto":
+        shape, shards = config.shape(1), config.tensor_parallelism
+        sizes = (config.heads // shards, config.key_value_heads // shards, config.sequence_length, shape.size)
+        candidates: Dict[str, Callable[[], Any]] = {"default": lambda: causal, "cudnn": lambda: cudnn}
+        name, timings = kernels.fastest_correct(
+            OPERATOR, candidates, ranks.context, dtype, dict(zip(_SMALL, sizes)), kernels.seconds
+        )
+        kernels.report(ranks, [f"attention {name} ({timings})"])
+    choices.record("attention", name)
+    return cudnn if name == "cudnn" else None
 
 
 def windowed(

@@ -16,7 +16,7 @@ class Training:
     def __init__(self, config: Any, vocabulary: int, ranks: Ranks) -> None:
         self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
         self.position = parallel.mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)
-        attend = parallel.context_attention(ranks, self.position)
+        attend = parallel.select_attention(config, ranks, self.position)
         with torch.device("meta"):
             self.network = Network(config.shape(vocabulary), ComputeOptions.of(config), attend)
         if config.fp8 != "none":

@@ -31,7 +31,7 @@ from torch.nn.attention.bias import causal_lower_right
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.language.pytorch import low_precision
-from benchmarks.llama.pytorch.attention import Attend
+from benchmarks.llama.pytorch.attention import Attend, choose
 from benchmarks.llama.pytorch.experts import Mixture
 from benchmarks.llama.pytorch.network import Network, initial_std
 
@@ -70,9 +70,10 @@ class Types(NamedTuple):
     summed: torch.dtype
 
 
-def context_attention(ranks: Ranks, position: MeshPosition) -> Optional[Attend]:
-    """Return the attention of ranks that share a sequence; None if each rank has full sequences."""
-    return across(context_group(ranks, position), position) if position.context > 1 else None
+def select_attention(config: Any, ranks: Ranks, position: MeshPosition) -> Optional[Attend]:
+    """Return the attention of ranks that share a sequence, or of the selected kernel; None: PyTorch's default."""
+    attend = choose(config, ranks)
+    return across(context_group(ranks, position), position) if position.context > 1 else attend
 
 
 def distribute(

@@ -74,6 +74,7 @@ class Config(Derived):
     recompute_layers: int = 0  # with recompute=false: number of first layers with activation checkpointing
     fp8: Literal["none", "scaled_mm"] = "none"  # store the base's layers and compute their GEMMs in FP8
     loss_rows: int = 2048  # positions per chunk of logits; 0: all of a micro-batch
+    attention: Literal["auto", "default", "cudnn"] = "auto"  # kernel; auto: cuDNN's if faster than the default
     compile: bool = False  # torch.compile of each layer and the loss; GPU only
     warm_up_steps: int = 2  # steps on synthetic data before run_start
     log_interval: int = 10  # steps per record of metrics.jsonl, and between checks for signals

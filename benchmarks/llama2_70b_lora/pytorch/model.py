@@ -30,7 +30,7 @@ class Training:
         self.position = parallel.mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)
         types = parallel.Types(pytorch.DTYPES[config.precision], pytorch.DTYPES[config.gradient_reduction])
         stored = tensors_of(base) if base else {}
-        attend = parallel.context_attention(ranks, self.position)
+        attend = parallel.select_attention(config, ranks, self.position)
         with torch.device("meta"):
             self.network = Network(config.shape(vocabulary), ComputeOptions.of(config), attend)
         self.network.to(types.computed)

@@ -81,6 +81,7 @@ class Config(Derived):
     recompute: bool = False  # activation checkpointing of every layer
     recompute_layers: int = 0  # with recompute=false: number of first layers with activation checkpointing
     loss_rows: int = 2048  # positions per chunk of logits; 0: all of a micro-batch
+    attention: Literal["auto", "default", "cudnn"] = "auto"  # kernel; auto: cuDNN's if faster than the default
     compile: bool = False  # torch.compile of each layer and the loss; GPU only
     fp8: Literal["none", "scaled_mm", "scaled_mm_head"] = "none"  # FP8 GEMMs in the layers, or also in the LM head
     warm_up_steps: int = 2  # steps on synthetic data before run_start

@@ -10,7 +10,8 @@ SUITE = Suite(
     real_images=real_images,
     # Proposals depend on the last bits of the scores.
     device=Tolerance(0.1, 0.1),
-    settings={"epochs": 1, "compile": "none", "cuda_graph": False},
+    # Three padded shapes instead of six: an H200 compiled fewer than four in 90 s.
+    settings={"epochs": 1, "compile": "none", "cuda_graph": False, "bucket_step": 160},
     # Every rank groups a different shard of the images: on a CPU the first steps differed by up to 10 %, the epoch by 6
     # %.
     two_ranks=Tolerance(0.2, 0.15),

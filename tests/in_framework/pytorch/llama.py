@@ -13,6 +13,8 @@ from torch.nn import functional
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
+from benchmarks.common.run import choices
+from benchmarks.common.torch import kernels
 from benchmarks.gpt_oss_20b.pytorch import train as gpt_oss
 from benchmarks.gpt_oss_20b.pytorch.config import Config as GptOssConfig
 from benchmarks.llama import memory, order, safetensors, shapes
@@ -249,6 +251,31 @@ def test_flash_attention_with_sinks_has_the_gradients_of_one_more_key(window, dt
     for tensor, reference in zip(*tensors):
         limit = tolerance * reference.abs().max().clamp(min=1)
         assert tensor.dtype == dtype and (tensor - reference).abs().max() <= limit
+
+
+@pytest.mark.parametrize(("fastest", "attend"), [("cudnn", attention.cudnn), ("default", None)])
+def test_auto_attention_is_the_kernel_measured_on_the_heads_of_a_rank(fastest, attend, monkeypatch):
+    sizes = []
+
+    def fastest_correct(operator, candidates, device, dtype, measured_sizes, time):
+        sizes.append(measured_sizes)
+        return fastest, "timings"
+
+    config = dataclasses.replace(CONFIG, tensor_parallelism=2, attention="auto")
+    on_cpu = SimpleNamespace(context=torch.device("cpu"), rank=0)
+    assert attention.choose(config, on_cpu) is None
+    monkeypatch.setattr(attention.kernels, "fastest_correct", fastest_correct)
+    assert attention.choose(config, SimpleNamespace(context=SimpleNamespace(type="cuda"), rank=0)) is attend
+    assert sizes == [{"heads": 2, "key_value_heads": 1, "length": 32, "size": 8}]
+    assert choices.resolved(config, {})["attention"] == fastest
+
+
+def test_a_kernel_that_this_device_lacks_is_not_chosen():
+    candidates = {"default": lambda: attention.causal, "cudnn": lambda: attention.cudnn}
+    sizes = {"heads": 2, "key_value_heads": 1, "length": 32, "size": 8}
+    measured = (attention.OPERATOR, candidates, torch.device("cpu"), torch.bfloat16, sizes, kernels.seconds)
+    name, timings = kernels.fastest_correct(*measured)
+    assert name == "default" and "No viable backend" in timings
 
 
 @pytest.mark.parametrize("window", [0, 5])
