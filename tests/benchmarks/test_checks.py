@@ -187,6 +187,7 @@ def test_checks_that_need_a_gpu_are_skipped_with_the_reason(name: str, tmp_path:
         "cuda_graph=true": "needs a GPU",
         "two ranks": "--launch",
         "defaults on all GPUs": "--launch-all",
+        **dict.fromkeys(bench.suite.slow_on_cpu, "takes minutes on a CPU"),
     }
     results = {check: selftest.check(bench, check) for check in reasons}
     skipped = {check: reasons[check] in found.found for check, found in results.items() if found.result == "SKIPPED"}

@@ -60,6 +60,7 @@ class Suite:
     real_images: Optional[Callable[[Path, int], None]] = None
     # Why a submitted system's batch is not evaluated on a CPU; empty if it is
     no_cpu_evaluation: str = "a batch takes minutes on a CPU"
+    slow_on_cpu: Tuple[str, ...] = ()  # checks that take minutes on a CPU
 
     @property
     def config_class(self) -> Any:
@@ -345,6 +346,8 @@ def checks(suite: Suite, base: Mapping[str, Any]) -> Dict[str, Check]:
 def check(bench: Bench, name: str) -> Result:
     if bench.device == "cpu" and name.startswith(ONLY_ON_GPU):
         return Result("SKIPPED", "needs a GPU")
+    if bench.device == "cpu" and name in bench.suite.slow_on_cpu:
+        return Result("SKIPPED", "takes minutes on a CPU")
     try:
         return checks(bench.suite, bench.base)[name](bench)
     except Skipped as reason:

@@ -24,5 +24,6 @@ SUITE = Suite(
         "optimizer_kernel": ROUNDED,
     },
     left_out=("kernels=torchvision", "compile=max-autotune-no-cudagraphs"),  # the second tunes for minutes
+    slow_on_cpu=("precision=fp16", "compile=default"),
     programs={"kernels": "benchmarks.common.checks.compare_kernels"},
 )
