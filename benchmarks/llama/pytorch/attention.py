@@ -39,7 +39,7 @@ def causal(
 def cudnn(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sinks: Optional[torch.Tensor] = None
 ) -> torch.Tensor:
-    """Causal attention with cuDNN's kernel, which PyTorch ranks below flash attention 2."""
+    """Causal attention with cuDNN's kernel; PyTorch's order of its kernels depends on the release."""
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         return causal(queries, keys, values, sinks)
 
