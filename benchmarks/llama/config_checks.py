@@ -52,7 +52,7 @@ def problems(config: Any) -> List[Tuple[str, bool]]:
     """Return problems of the shape, the schedule and the parallelism, with a flag for each."""
     shape, parts = config.shape(1), 2 * config.context_parallelism
     uneven = not shape.head_size and config.width % config.heads != 0
-    has_cudnn = config.device == "gpu" and config.precision == "bf16" and config.context_parallelism == 1
+    has_cudnn = config.device == "gpu" and config.precision == "bf16"
     return [
         (f"width={config.width} must be a multiple of heads={config.heads}", uneven),
         (f"a head of {shape.size} values has no pairs: they must be even", shape.size % 2 != 0),
@@ -61,7 +61,7 @@ def problems(config: Any) -> List[Tuple[str, bool]]:
             config.heads % config.key_value_heads != 0,
         ),
         (
-            "attention=cudnn requires device=gpu, precision=bf16 and context_parallelism=1: set attention=auto",
+            "attention=cudnn requires device=gpu and precision=bf16: set attention=auto",
             config.attention == "cudnn" and not has_cudnn,
         ),
         ("warmup_steps must be below max_steps", config.warmup_steps >= config.max_steps),

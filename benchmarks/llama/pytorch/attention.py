@@ -66,10 +66,11 @@ OPERATOR = kernels.Operator(causal, "", _call_on_noise, (_SMALL,))
 def choose(config: Any, ranks: Ranks) -> Optional[Attend]:
     """Return cuDNN's attention if requested, or with ``attention=auto`` if it is correct and faster; otherwise None.
 
-    "auto" measures one sample forward and backward on a GPU.
+    "auto" measures one sample forward and backward on a GPU. Context-parallel ranks use the default, also if they
+    resume a run that chose cuDNN.
     """
     name, dtype = config.attention, pytorch.DTYPES[config.precision]
-    if name == "auto" and (ranks.context.type == "cpu" or config.context_parallelism > 1):
+    if config.context_parallelism > 1 or (name == "auto" and ranks.context.type == "cpu"):
         name = "default"
     if name == "auto":
         shape, shards = config.shape(1), config.tensor_parallelism

@@ -264,6 +264,11 @@ def test_auto_attention_is_the_kernel_measured_on_the_heads_of_a_rank(fastest, a
     config = dataclasses.replace(CONFIG, tensor_parallelism=2, attention="auto")
     on_cpu = SimpleNamespace(context=torch.device("cpu"), rank=0)
     assert attention.choose(config, on_cpu) is None
+    on_gpu = dataclasses.replace(config, device="gpu", precision="bf16", attention="cudnn")
+    assert attention.choose(on_gpu, on_cpu) is attention.cudnn
+    assert attention.choose(dataclasses.replace(on_gpu, context_parallelism=2), on_cpu) is None
+    with pytest.raises(ValueError, match="attention=cudnn requires device=gpu and precision=bf16"):
+        dataclasses.replace(config, attention="cudnn")
     monkeypatch.setattr(attention.kernels, "fastest_correct", fastest_correct)
     assert attention.choose(config, SimpleNamespace(context=SimpleNamespace(type="cuda"), rank=0)) is attend
     assert sizes == [{"heads": 2, "key_value_heads": 1, "length": 32, "size": 8}]
