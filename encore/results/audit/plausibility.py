@@ -18,7 +18,7 @@ from encore.results.published.systems import model_of, rounds_system
 from encore.results.scores.score import Score
 
 _PEAKS = {4: "fp4", 6: "fp8", 8: "fp8", 16: "bf16"}  # Names in peaks.toml by bits
-MARGIN = 1.1  # Speed above the fastest public set; tools/planted_speeds.py measures the rates
+MARGIN = 1.1  # Speed above the fastest public set; error rates: docs/audit.md
 
 
 @functools.cache

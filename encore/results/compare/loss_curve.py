@@ -6,8 +6,7 @@
 The range that all tested runs have trained is divided into PARTS parts of equally many samples. For each part, the mean
 log losses of the tested runs are compared with those of the reference runs: a t test with the variance between the
 reference runs, plus TOLERANCE, the standard deviation between public sets with equal hyperparameters but different
-code. Bonferroni's correction over the parts keeps false alarms near 1 %. docs/compare.md has the measured error rates
-(tools/loss_rates.py).
+code. Bonferroni's correction over the parts keeps false alarms near 1 %. Measured error rates: docs/compare.md.
 """
 
 import math

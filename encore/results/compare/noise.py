@@ -10,7 +10,7 @@ steps. The multiple is simulated with 1,000 sets of N + 1 Gaussian curves that h
 runs' deviations (surrogate data: Theiler et al., Physica D 58, 1992). In each set, one curve is tested against the
 other curves, so the result accounts for few runs, many steps and correlated steps. Unlike Gaussians, real runs have
 outliers: with three or more reference runs, the multiple is large enough to keep every reference run inside the band
-of the remaining runs. Error rates: docs/compare.md, measured with tools/noise_rates.py.
+of the remaining runs. Error rates: docs/compare.md.
 """
 
 import math
