@@ -326,8 +326,8 @@ def test_bundle_is_accepted_with_the_name_of_its_signer(signed: Path, keys: Path
     bundle.write_bundle(write(tmp_path / "run", make_run()), tmp_path / "run.tar.gz", keys / "ours")
     (fingerprint,) = bundle.verify(signed).findings
     (missing,) = bundle.verify(tmp_path / "run.tar.gz", keys / "ours.signers").findings
-    assert "SHA256:" in fingerprint.found and "dataset.json" in missing.expected
-    assert (fingerprint.severity, missing.severity) == ("warning", "warning")
+    assert "SHA256:" in fingerprint["found"] and "dataset.json" in missing["expected"]
+    assert (fingerprint["severity"], missing["severity"]) == ("warning", "warning")
 
 
 def test_bundle_of_a_training_is_accepted(toy_run: Callable[[str], ToyRun], keys: Path, tmp_path: Path) -> None:
@@ -423,7 +423,7 @@ def test_changes_after_signing_are_rejected(
     if hashed:
         update_hashes(files)
     verified = bundle.verify(pack(files, tmp_path / "forged.tar.gz"), keys / "ours.signers")
-    is_invalid = any("signature is invalid" in finding.found for finding in verified.findings)
+    is_invalid = any("signature is invalid" in finding["found"] for finding in verified.findings)
     assert (verified.accepted, is_invalid or not hashed) == (False, True)
 
 
@@ -471,7 +471,7 @@ def test_unsafe_and_truncated_archives_are_rejected(name: str, signed: Path, tmp
             member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(member)
     verified = bundle.verify(tmp_path / "plain.tar")
-    found = any("unexpected member" in finding.found for finding in verified.findings)
+    found = any("unexpected member" in finding["found"] for finding in verified.findings)
     assert (verified.accepted, found, (tmp_path / "outside").exists()) == (False, True, False)
 
 

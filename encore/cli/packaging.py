@@ -67,17 +67,16 @@ def archive(
     if merge:
         _merge(runs, output, submitter, as_json)
         return
-    packed = write_archive(runs, output, submitter)
-    verdicts = [check_package(package) for package in packed]
+    packages = [check_package(package) for package in write_archive(runs, output, submitter)]
     if as_json:
-        write_json("archive", [verdict.as_json() for verdict in verdicts])
-    for verdict in verdicts if not as_json else ():
+        write_json("archive", packages)
+    for package in packages if not as_json else ():
         screen = console()
-        style = "green" if verdict.accepted else "yellow" if verdict.accepted is None else "red"
-        say(screen, text(f"{verdict.package.folder}: {verdict.summary}", style))
-        for line in verdict.errors:
+        style = "green" if package.accepted else "yellow" if package.accepted is None else "red"
+        say(screen, text(f"{package.folder}: {package.summary}", style))
+        for line in package.errors:
             say(screen, text(f"  {line}"))
-    if any(verdict.accepted is False for verdict in verdicts):
+    if any(package.accepted is False for package in packages):
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -106,15 +105,15 @@ def verify(
     with reading():
         verification = verify_bundle(bundle, signers, identity)
     if as_json:
-        write_json("verification", verification.as_json())
+        write_json("verification", verification)
     else:
         screen = console()
         for finding in verification.findings:
-            style = "red" if finding.severity == "error" else "yellow"
-            line = f"{finding.severity}: {finding.found}; expected {finding.expected}; {finding.hint}"
+            style = "red" if finding["severity"] == "error" else "yellow"
+            line = f"{finding['severity']}: {finding['found']}; expected {finding['expected']}; {finding['hint']}"
             say(screen, text(line, style))
         for finding in verification.audit:
-            say(screen, text(f"audit, {finding.severity}: {finding.found}"))
+            say(screen, text(f"audit, {finding['severity']}: {finding['found']}"))
         for score in verification.scores:
             say(screen, text(f"{score['round']} {score['benchmark']}: {_time_of(score)}"))
         verdict = "unchanged and consistent" if verification.accepted else "not accepted"

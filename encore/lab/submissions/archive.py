@@ -24,8 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import TypedDict
-
 from encore import files, paths
 from encore.errors import EncoreError
 from encore.machine.node import cores
@@ -34,7 +32,6 @@ from encore.results.compliance import official
 from encore.results.findings import ComplianceReport, Finding, Severity
 from encore.results.format import count_of
 from encore.results.logs.run_log import read_run, submitter_of
-from encore.results.published.published import System
 from encore.results.published.systems import DESCRIPTION_FIELDS
 from encore.results.rules import canonical, is_before
 from encore.results.scores.score import SCALING_FILE, read_scaling
@@ -73,41 +70,15 @@ _FIELDS = {
 
 @dataclass(frozen=True)
 class Package:
-    """Submitter tree for a round."""
+    """Submitter tree for a round, and the verdict of the package checker."""
 
     folder: Path
     round: str
-    sets: int
-    logs: int
-
-
-class PackageJson(TypedDict):
-    """Submitter tree for a round, and the verdict of the package checker."""
-
-    folder: str
-    round: str
-    sets: int
-    logs: int
-    accepted: bool | None  # Null if the checker does not support the round
-    summary: str
-    errors: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class PackageVerdict:
-    """Verdict of the package checker; ``accepted`` is None if it does not support the round."""
-
-    package: Package
-    accepted: bool | None
-    summary: str
+    sets: int = 0
+    logs: int = 0
+    accepted: bool | None = None  # None if the checker does not support the round
+    summary: str = ""
     errors: tuple[str, ...] = ()
-
-    def as_json(self) -> PackageJson:
-        package = self.package
-        return {
-            "folder": str(package.folder), "round": package.round, "sets": package.sets, "logs": package.logs,
-            "accepted": self.accepted, "summary": self.summary, "errors": self.errors,
-        }  # fmt: skip
 
 
 def write_archive(runs: Sequence[Path], output: Path, submitter: str | None = None) -> list[Package]:
@@ -129,22 +100,21 @@ def write_archive(runs: Sequence[Path], output: Path, submitter: str | None = No
         text = json.dumps(described, indent=2, ensure_ascii=False)
         (folder / "systems" / f"{system}.json").write_text(text + "\n", encoding="utf-8")
         _copy_runs(sides, benchmark, folder / "benchmarks" / benchmark / "implementations" / system)
-        package = packages.get(folder, Package(folder=folder, round=round_, sets=0, logs=0))
+        package = packages.get(folder, Package(folder, round_))
         packages[folder] = replace(package, sets=package.sets + 1, logs=package.logs + len(logs))
     return list(packages.values())
 
 
-def check_package(package: Package) -> PackageVerdict:
-    """Let mlperf-logging's package checker judge the tree, as MLCommons does with a submission."""
+def check_package(package: Package) -> Package:
+    """Return the package with the verdict of mlperf-logging's package checker, which MLCommons uses for submissions."""
     logs = count_of(package.logs, "log")
     if package.round < _CHECKED_SINCE:
-        summary = f"packed {logs}; no package checker in mlperf-logging for {package.round}"
-        return PackageVerdict(package, None, summary)
+        return replace(package, summary=f"packed {logs}; no package checker in mlperf-logging for {package.round}")
     ruleset = f"{package.round.removeprefix('v')}.0"
     accepted, errors = run_checker("package_checker", package.folder, ruleset)
     verdict = "accepts it" if accepted else "does not accept it"
     summary = f"packed {logs} in {count_of(package.sets, 'set')}; the package checker, {ruleset}, {verdict}"
-    return PackageVerdict(package, accepted, summary, () if accepted else errors)
+    return replace(package, accepted=accepted, summary=summary, errors=() if accepted else errors)
 
 
 def run_checker(name: str, folder: Path, ruleset: str) -> tuple[bool, tuple[str, ...]]:
@@ -239,19 +209,20 @@ def _system_description(run_set: RunSet, round_: str) -> dict[str, Any]:
     # MLPerf system description: from the run if present, otherwise converted from system data
     path = (run_set.folder or Path()) / "system.json"
     description = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    described: dict[str, Any] = {**_describe_system(run_set.hardware), **description}
+    system = run_set.hardware
+    values = {name: getattr(system, field) for name, field in _FIELDS.items()}
+    described: dict[str, Any] = {
+        **dict.fromkeys(DESCRIPTION_FIELDS, ""),
+        "status": system.status or "onprem",
+        **{name: "" if value is None else str(value) for name, value in values.items()},
+        "other_software_stack": dict(system.software),
+        "division": "closed",
+        **description,
+    }
     if not is_before(round_, _AVAILABILITY_SINCE):
         described["status"] = _AVAILABILITY.get(described["status"], described["status"])
-    division = next((run.division for run in run_set.logs if run.division), None) or described.get("division", "closed")
-    return {**described, "division": division}
-
-
-def _describe_system(system: System) -> dict[str, Any]:
-    described: dict[str, Any] = dict.fromkeys(DESCRIPTION_FIELDS, "")
-    described |= {"division": "closed", "status": system.status or "onprem"}
-    values = {name: getattr(system, field) for name, field in _FIELDS.items()}
-    described |= {name: "" if value is None else str(value) for name, value in values.items()}
-    return {**described, "other_software_stack": dict(system.software)}
+    division = next((run.division for run in run_set.logs if run.division), None)
+    return {**described, "division": division or described["division"]}
 
 
 _RESULT = re.compile(r"result_(\d+)\.txt")

@@ -59,7 +59,8 @@ class Manifest(TypedDict):
     scores: list[ClaimJson]
 
 
-class VerifiedJson(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class Verified:
     """Verification result."""
 
     name: str
@@ -69,30 +70,6 @@ class VerifiedJson(TypedDict):
     findings: list[FindingJson]  # Errors in the bundle
     audit: list[FindingJson]  # Anomalies in logs that match the claims
     accepted: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verified:
-    """Verification result; ``findings`` are errors, ``audit`` anomalies in logs that match the claims."""
-
-    name: str
-    signer: str  # identity from ssh-keygen; empty if unsigned
-    files: int
-    scores: tuple[Mapping[str, Any], ...]
-    findings: tuple[Finding, ...]
-    audit: tuple[Finding, ...]
-
-    @property
-    def accepted(self) -> bool:
-        return no_error(self.findings)
-
-    def as_json(self) -> VerifiedJson:
-        return {
-            "name": self.name, "signer": self.signer, "files": self.files, "scores": self.scores,
-            "findings": [finding.as_json() for finding in self.findings],
-            "audit": [finding.as_json() for finding in self.audit],
-            "accepted": self.accepted,
-        }  # fmt: skip
 
 
 # -- packed ------------------------------------------------------------------------------------------
@@ -114,7 +91,9 @@ def write_bundle(folder: Path, output: Path, key: Path | None = None) -> int:
         "created": files.utc_now(),
         "encore": release.facts(),
         "name": folder.absolute().name,
-        "files": {name: {"bytes": len(text), "sha256": _sha256(text)} for name, text in contents.items()},
+        "files": {
+            name: {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()} for name, text in contents.items()
+        },
         "scores": _claims(scores, folder),
     }
     text = (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode()
@@ -162,10 +141,6 @@ def _claims(scores: Sequence[Score], folder: Path) -> list[ClaimJson]:
     return [
         cast(ClaimJson, {k: value for k, value in record.items() if k != "round_is_guess"}) for record in score_records
     ]
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _signature(text: bytes, key: Path) -> bytes:
@@ -231,10 +206,12 @@ def verify(bundle: Path, signers: Path | None = None, identity: str | None = Non
             if DATA not in manifest["files"]:
                 hint = "pack it on a machine with the data set"
                 findings.append(_finding("the data set manifest is missing", DATA, "nothing", hint, "warning"))
-        audit = tuple(finding for score_audit in audit_scores(scores) for finding in score_audit.findings)
+        audits = audit_scores(scores)
         return Verified(
             name=str(manifest["name"]), signer=signer, files=len(manifest["files"]), scores=tuple(claims),
-            findings=tuple(findings), audit=audit,
+            findings=[finding.as_json() for finding in findings],
+            audit=[finding.as_json() for score_audit in audits for finding in score_audit.findings],
+            accepted=no_error(findings),
         )  # fmt: skip
 
 
@@ -310,18 +287,16 @@ def _unpack(bundle: Path, folder: Path) -> Iterator[Finding]:
 
 
 def _manifest(bundle: Path, folder: Path) -> dict[str, Any]:
-    expected = "a file from encore archive --bundle"
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        is_valid = all(
-            isinstance(manifest[name], kind) for name, kind in (("files", dict), ("scores", list), ("name", str))
+        is_valid = (
+            all(isinstance(manifest[name], kind) for name, kind in (("files", dict), ("scores", list), ("name", str)))
+            and all(isinstance(entry, dict) and "sha256" in entry for entry in manifest["files"].values())
+            and all(isinstance(entry, dict) for entry in manifest["scores"])
         )
-        is_valid = is_valid and all(
-            isinstance(entry, dict) and "sha256" in entry for entry in manifest["files"].values()
-        )
-        is_valid = is_valid and all(isinstance(entry, dict) for entry in manifest["scores"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise EncoreError(f"{bundle}: no {MANIFEST} that can be read: {error}", expected=expected) from error
+        problem = f"{bundle}: no {MANIFEST} that can be read: {error}"
+        raise EncoreError(problem, expected="a file from encore archive --bundle") from error
     if not is_valid or manifest.get("schema") != SCHEMA:
         raise EncoreError(f"{bundle}: {MANIFEST} of schema {manifest.get('schema')}", expected=f"schema {SCHEMA}")
     return dict(manifest)

@@ -83,15 +83,22 @@ def _check_experiment(folder: Path, experiment: Path, number: int, passport: dic
             yield f"{published.name}, clock", f"a start and an end: {state['status']} (state.json)", log.explanation
         return
     records = list(json_objects(lines_of(experiment / "metrics.jsonl")))
-    steps = {path.name: list(json_objects(lines_of(path))) for path in sorted(experiment.glob("steps/rank_*.jsonl"))}
-    infinite = [*_nonfinite(f"{experiment.name}/metrics.jsonl", records)]
-    infinite += [
-        error for name, lines in steps.items() for error in _nonfinite(f"{experiment.name}/steps/{name}", lines)
-    ]
+    steps = {
+        f"{experiment.name}/steps/{path.name}": list(json_objects(lines_of(path)))
+        for path in sorted(experiment.glob("steps/rank_*.jsonl"))
+    }
+    streams = {f"{experiment.name}/metrics.jsonl": records, **steps}
+    infinite = [error for name, lines in streams.items() for error in _nonfinite(name, lines)]
     yield from infinite
     if infinite:
         return
-    yield from _check_times(experiment, state, log, log.start_s, log.stop_s)
+    began, end_time = (unix_time(state.get(name)) for name in ("started", "ended"))
+    if began is None or end_time is None or not began - _CLOCKS <= log.start_s <= log.stop_s <= end_time + _CLOCKS:
+        yield (
+            f"{published.name}, clock",
+            f"{state.get('started')} to {state.get('ended')} (state.json)",
+            f"{log.start_s:.0f} to {log.stop_s:.0f}",
+        )
     parts = training_intervals(records, log.start_s, log.stop_s)
     # No telemetry is written in pods.
     if "kubernetes" not in passport:
@@ -100,32 +107,17 @@ def _check_experiment(folder: Path, experiment: Path, number: int, passport: dic
     yield from _check_evaluations(experiment, log, records, log.stop_s)
     yield from _check_sizes(experiment, log, records, passport)
     yield from _check_end(experiment, state, records, steps)
-    yield from _check_steps(experiment, steps, is_resumed=len(parts) > 1)
-
-
-def _check_times(
-    experiment: Path, state: dict[str, Any], log: RunLog, start: float, stop: float
-) -> Iterator[Contradiction]:
-    began, end_time = (unix_time(state.get(name)) for name in ("started", "ended"))
-    if began is None or end_time is None or not (began - _CLOCKS <= start <= stop <= end_time + _CLOCKS):
-        yield (
-            f"{log.path.name}, clock",
-            f"{state.get('started')} to {state.get('ended')} (state.json)",
-            f"{start:.0f} to {stop:.0f}",
-        )
+    yield from _check_steps(steps, is_resumed=len(parts) > 1)
 
 
 def training_intervals(records: Sequence[dict[str, Any]], start: float, stop: float) -> list[tuple[float, float]]:
     """Return the intervals in which ranks trained while the clock ran, separated by a stop and resume."""
     parts, part_start, last = [], start, start
-    for record in records:
-        time = record.get("time")
-        if not isinstance(time, int | float):
-            continue
+    for record in filter(_has_time, records):
         if record.get("kind") == "start" and record.get("resumed_step"):
             parts.append((part_start, last))
-            part_start = time
-        last = max(start, time)
+            part_start = record["time"]
+        last = max(start, record["time"])
     return [*parts, (part_start, stop)]
 
 
@@ -133,9 +125,7 @@ def training_intervals(records: Sequence[dict[str, Any]], start: float, stop: fl
 # gap between readings, and the readings of at least one node must cover each interval.
 def _check_telemetry(experiment: Path, parts: Sequence[tuple[float, float]]) -> Iterator[Contradiction]:
     paths = sorted(experiment.glob("telemetry*.jsonl"))
-    read = {
-        path.name: [reading["time"] for reading in json_objects(lines_of(path)) if _has_time(reading)] for path in paths
-    }
+    read = {path.name: _times(path) for path in paths}
     for part_start, end in parts:
         inner_times = {name: [time for time in times if part_start < time < end] for name, times in read.items()}
         through = [_gap([part_start, *times, end]) for times in inner_times.values()]
@@ -156,6 +146,10 @@ def _has_time(reading: dict[str, Any]) -> bool:
     return isinstance(reading.get("time"), int | float)
 
 
+def _times(path: Path) -> list[float]:
+    return [record["time"] for record in json_objects(lines_of(path)) if _has_time(record)]
+
+
 def _gap(times: Sequence[float]) -> float:
     return max((later - earlier for earlier, later in itertools.pairwise(times)), default=0.0)
 
@@ -172,11 +166,7 @@ def _check_metrics(
     ends = [record for record in records if record.get("kind") == "end"]
     # Minigo runs evaluation games after run_stop
     latest = math.inf if log.benchmark in OFF_THE_CLOCK else stop + _CLOCKS
-    if (
-        not ends
-        or not isinstance(ends[-1].get("time"), int | float)
-        or not stop - _CLOCKS <= ends[-1]["time"] <= latest
-    ):
+    if not ends or not _has_time(ends[-1]) or not stop - _CLOCKS <= ends[-1]["time"] <= latest:
         yield (
             f"{experiment.name}/metrics.jsonl, end",
             f"{stop:.0f} (the log)",
@@ -266,23 +256,21 @@ def _check_end(
     for name, lines in steps.items():
         latest = max((line["time"] for line in lines), default=end)
         if latest > end + _CLOCKS:
-            yield f"{experiment.name}/steps/{name}", f"no step after {end:.0f} (metrics.jsonl)", f"{latest:.0f}"
+            yield name, f"no step after {end:.0f} (metrics.jsonl)", f"{latest:.0f}"
     for path in sorted(experiment.glob("telemetry*.jsonl")):
-        latest = max((reading["time"] for reading in json_objects(lines_of(path)) if _has_time(reading)), default=end)
+        latest = max(_times(path), default=end)
         if latest > min(end_time + _CLOCKS, end + _SHUTDOWN):
             yield f"{experiment.name}/{path.name}", f"no reading after {end_time:.0f} (state.json)", f"{latest:.0f}"
 
 
-def _check_steps(
-    experiment: Path, steps: dict[str, list[dict[str, Any]]], *, is_resumed: bool
-) -> Iterator[Contradiction]:
+def _check_steps(steps: dict[str, list[dict[str, Any]]], *, is_resumed: bool) -> Iterator[Contradiction]:
     for name, lines in steps.items():
         for earlier, later in itertools.pairwise(lines):
             between, window = later["time"] - earlier["time"], later["window"]
             slack = 1.0 + _WINDOW * abs(between)
             if window > between + slack or (window < between - slack and not is_resumed):
                 yield (
-                    f"{experiment.name}/steps/{name}, window",
+                    f"{name}, window",
                     f"{between:.1f} s since the last record",
                     f"{window:.1f} s",
                 )

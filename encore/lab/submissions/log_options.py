@@ -6,12 +6,12 @@ Logs are parsed, not executed. Options record the line number.
 """
 
 import re
-import shlex
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from encore.lab.submissions.option_mapping import VARIABLE
 from encore.lab.submissions.shell_expansion import LONGEST_VALUE, Value
+from encore.lab.submissions.shell_lexer import split_words
 
 _LONGEST_LINE = 1 << 16
 _RANK = re.compile(r"^ *(\d+): ?")  # Prefix of srun -l
@@ -90,10 +90,7 @@ def _namespace(text: str, sources: frozenset[str]) -> dict[str, Value]:
 
 
 def _command(line: str, programs: Collection[str], sources: frozenset[str]) -> tuple[Value, ...]:
-    try:
-        arguments = shlex.split(line)
-    except ValueError:
-        arguments = line.split()
+    arguments = split_words(line)
     start = next((n for n, word in enumerate(arguments, 1) if word.rpartition("/")[2] in programs), len(arguments))
     end = next((n for n, word in enumerate(arguments) if n >= start and word in _END_OF_COMMAND), len(arguments))
     command = arguments[start:end]

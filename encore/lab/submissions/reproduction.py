@@ -19,7 +19,7 @@ from encore.lab.submissions import option_mapping, scripts
 from encore.lab.submissions.log_options import printed_options
 from encore.lab.submissions.option_mapping import Common, Implementation, Mapped, Submitted
 from encore.lab.submissions.scripts import Scripts
-from encore.lab.submissions.shell_expansion import Note, Value, Variable
+from encore.lab.submissions.shell_expansion import Note, Value
 from encore.lab.submissions.source import Source, Tree, configuration_name, open_source
 from encore.results.format import count_of
 from encore.results.logs.reader import read_events
@@ -200,8 +200,9 @@ def reproduce_log(path: Path, round_name: str | None, nodes: int | None, gpus: i
         "round": run.round, "configuration": path.stem, "nodes": node_count, "gpus": gpu_count,
         "ranks": node_count * gpu_count,
     }  # fmt: skip
+    programs = frozenset(name for entry in table.implementation for name in entry.program)
     # A log without a benchmark may be unreadable
-    logged, printed = (_logged_options(run), printed_options(path, _programs(table))) if run.benchmark else ((), ())
+    logged, printed = (_logged_options(run), printed_options(path, programs)) if run.benchmark else ((), ())
     printed = (*_named_flags(path, table, logged, printed), *printed)
     implementation = _logged_implementation(run, table, logged, printed, layout)
     if run.benchmark is None or implementation is None:
@@ -224,7 +225,9 @@ def reproduce_log(path: Path, round_name: str | None, nodes: int | None, gpus: i
     result = replace(result, left=())
     if result.system is None or result.nearest is None or result.choice is None:
         return result
-    assumed = {key: value for key, value in _set_keys(result).items() if key not in result.system.config}
+    further = result.nearest.implementations.get(result.choice.implementation_name, {})
+    nearest_keys = {**result.nearest.config, **further}
+    assumed = {key: value for key, value in nearest_keys.items() if key not in result.system.config}
     missing = {key: why for key, why in result.missing.items() if not why.startswith(option_mapping.NO_OPTION)}
     origin = {"source": f"log {path.name}", "accelerator": description.accelerator or result.nearest.accelerator}
     system, config = result.system, {**assumed, **result.system.config}
@@ -261,10 +264,6 @@ def _named_flags(
         return ()
     stated = {option.text.partition("=")[0] for option in (*logged, *printed)}
     return tuple(flag for flag in flags if flag.text.partition("=")[0] not in stated)
-
-
-def _programs(table: Submitted) -> frozenset[str]:
-    return frozenset(name for implementation in table.implementation for name in implementation.program)
 
 
 def _logged_implementation(
@@ -322,14 +321,6 @@ def _logged_options(run: RunLog) -> tuple[Value, ...]:
     return tuple(options)
 
 
-def _set_keys(reproduction: Reproduction) -> dict[str, Any]:
-    # Keys in the nearest system's file
-    choice, nearest = reproduction.choice, reproduction.nearest
-    if choice is None or nearest is None:
-        return {}
-    return {**nearest.config, **nearest.implementations.get(choice.implementation_name, {})}
-
-
 def _numbers(round_name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", round_name))
 
@@ -344,9 +335,10 @@ def _build_system(
     # ``only_mapped``: compare mapped keys only
     choice = _choice(reproduction.benchmark, implementation)
     rounds = list(choice.benchmark.rounds)
+    training_code = filter(None, map(reproduction.source.read, ("train.py", "src/train.py")))
     constants = {
         "round": reproduction.source.round, "configuration": reproduction.name, "nodes": read.nodes, "gpus": read.gpus,
-        "ranks": read.nodes * read.gpus, "train_py": _training_code(reproduction.source),
+        "ranks": read.nodes * read.gpus, "train_py": next(training_code, ""),
     }  # fmt: skip
     refused = option_mapping.rejection(implementation, constants, read.values())
     if refused:
@@ -367,11 +359,8 @@ def _build_system(
         left=_unmapped_settings(read, mapped, common, implementation, published_options),
     )
     machine = _machine(reproduction.name)
-    base = machine.name if machine else _slug(reproduction.name)
-    values = {
-        mapped_key.key: list(mapped_key.value) if isinstance(mapped_key.value, tuple) else mapped_key.value
-        for mapped_key in mapped
-    }
+    base, accelerator = (machine.name, machine.accelerator) if machine else (_slug(reproduction.name), "GPU")
+    values = {mapped_key.key: _plain(mapped_key.value) for mapped_key in mapped}
     implementation_values = {
         key: values[key] for key in implementation.implementations.get(choice.implementation_name, {}) if key in values
     }
@@ -387,7 +376,7 @@ def _build_system(
             f" configuration {reproduction.name}",
             nodes=read.nodes,
             gpus_per_node=read.gpus,
-            accelerator=machine.accelerator if machine else "GPU",
+            accelerator=accelerator,
             keep_global_batch=implementation.keep_global_batch,
             config={key: value for key, value in values.items() if key not in implementation_values},
             implementations={choice.implementation_name: implementation_values} if implementation_values else {},
@@ -401,10 +390,6 @@ def _build_system(
     if differences:
         system = system.model_copy(update={"system": _free_name(choice, system, reproduction)})
     return replace(reproduction, system=system, nearest=nearest, differences=differences)
-
-
-def _training_code(source: Source) -> str:
-    return next((text for file in ("train.py", "src/train.py") if (text := source.read(file))), "")
 
 
 def _free_name(choice: Choice, system: System, reproduction: Reproduction) -> str:
@@ -518,21 +503,15 @@ def _unmapped_settings(
     for name in sorted((read.of_configuration - used_variables) & read.variables.keys()):
         if _is_read(name, common) and read.variables[name].is_exported:
             continue
-        meaning = _counterpart(name, without) or common.meaning(name)
+        meanings = (meaning for pattern, meaning in without.items() if fnmatchcase(name, pattern))
+        meaning = next(meanings, "") or common.meaning(name)
         # Variables in an option are already reported there.
         if meaning or name not in unknown:
             reads_options = implementation is not None and not implementation.variables
             unused = "no option of the training command has it" if reads_options else ""
-            unmapped.append(UnmappedOption(name, _variable_text(read.variables[name]), meaning or unused))
+            shown = " ".join(element.shown for element in read.variables[name].values)
+            unmapped.append(UnmappedOption(name, shown, meaning or unused))
     return tuple(unmapped)
-
-
-def _counterpart(name: str, without: dict[str, str]) -> str:
-    return next((meaning for pattern, meaning in without.items() if fnmatchcase(name, pattern)), "")
-
-
-def _variable_text(variable: Variable) -> str:
-    return " ".join(element.shown for element in variable.values)
 
 
 def _nearest(
@@ -541,33 +520,28 @@ def _nearest(
     # System with the fewest differences, and the differences
     candidates: list[tuple[System, tuple[Difference, ...]]] = []
     for candidate in catalogue.systems(choice):
-        if (
-            candidate.kind in COMPARED
-            and candidate.round == system.round
-            and candidate.framework in (system.framework, "")
-        ):
+        is_comparable = candidate.kind in COMPARED and candidate.round == system.round
+        if is_comparable and candidate.framework in (system.framework, ""):
             candidate_config = configuration.resolve(choice, candidate, candidate.nodes, candidate.gpus_per_node, [])
             differences = _differences(system, resolved, candidate, candidate_config)
             candidates.append((candidate, tuple(d for d in differences if stated is None or d.name in stated)))
-    if not candidates:
-        return None, ()
-    return min(candidates, key=lambda pair: (len(pair[1]), pair[0].system != system.system))
+    return min(candidates, key=lambda pair: (len(pair[1]), pair[0].system != system.system), default=(None, ()))
 
 
 def _differences(
     system: System, resolved: configuration.Configuration, nearest: System, nearest_config: configuration.Configuration
 ) -> tuple[Difference, ...]:
-    published: dict[str, Any] = {"nodes": system.nodes, "gpus_per_node": system.gpus_per_node, **resolved.plain()}
-    here: dict[str, Any] = {"nodes": nearest.nodes, "gpus_per_node": nearest.gpus_per_node, **nearest_config.plain()}
-    published |= _variables(system)
-    here |= _variables(nearest)
-    names = dict.fromkeys([*published, *here])
-    pairs = ((name, _plain(published.get(name)), _plain(here.get(name))) for name in names)
+    published, here = (
+        {
+            "nodes": described.nodes,
+            "gpus_per_node": described.gpus_per_node,
+            **config.plain(),
+            **{f"${name}": text for variables in described.environment.values() for name, text in variables.items()},
+        }
+        for described, config in ((system, resolved), (nearest, nearest_config))
+    )
+    pairs = ((name, _plain(published.get(name)), _plain(here.get(name))) for name in {**published, **here})
     return tuple(Difference(name, theirs, ours) for name, theirs, ours in pairs if theirs != ours)
-
-
-def _variables(system: System) -> dict[str, str]:
-    return {f"${name}": value for variables in system.environment.values() for name, value in variables.items()}
 
 
 _PLACE = ("nodes", "gpus_per_node")
@@ -591,10 +565,7 @@ def command(reproduction: Reproduction, data: Path | None = None) -> list[str]:
     # The rules would adapt rate and batch to a different number of GPUs: use the published values.
     if published.keys() & {*_PLACE}:
         overridden = [name for name in ("batch_size", *choice.benchmark.rates) if name in reproduction.system.config]
-        published = {
-            **published,
-            **{name: reproduction.system.config[name] for name in overridden if name not in published},
-        }
+        published |= {name: reproduction.system.config[name] for name in overridden if name not in published}
     for name, value in published.items():
         if name.startswith("$"):
             argv += ["--env", f"{name[1:]}={value or ''}"]

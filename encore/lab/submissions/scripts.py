@@ -1,7 +1,7 @@
 """Read a configuration with the scripts that use it, like rank 0 in a Slurm job."""
 
 import re
-import shlex
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -9,7 +9,7 @@ from encore.lab.submissions.option_mapping import Common, Implementation, Option
 from encore.lab.submissions.safe_eval import NoValueError
 from encore.lab.submissions.shell_expansion import Note, UnsupportedSyntaxError, Value, Variable, calculate
 from encore.lab.submissions.shell_interpreter import Reader
-from encore.lab.submissions.shell_lexer import ShellError
+from encore.lab.submissions.shell_lexer import ShellError, split_words
 from encore.lab.submissions.source import Source, configuration_name, parse_layout
 
 MOST_RANKS = 1_000_000
@@ -109,12 +109,10 @@ def _count(variables: dict[str, Variable], patterns: tuple[str, ...]) -> int | N
     names = [name for pattern in patterns for name in variables if fnmatchcase(name, pattern)]
     for name in names:
         if variables[name].value.is_known and variables[name].text:
-            try:
+            with suppress(UnsupportedSyntaxError):
                 count = calculate(variables[name].text)
-            except UnsupportedSyntaxError:
-                continue
-            if 0 < count < MOST_RANKS:
-                return count
+                if 0 < count < MOST_RANKS:
+                    return count
     return None
 
 
@@ -123,23 +121,19 @@ def _command(
 ) -> tuple[Implementation, tuple[Value, ...], tuple[str, int] | None] | None:
     # First command, in a variable or started, with an implementation's program, and the position
     variables = reader.state.variables
-    command_variables = [
-        (implementation, variables[implementation.command])
-        for implementation in candidates
-        if implementation.command in variables
-    ]
-    candidates_found = [
+    in_variables = [
         ([implementation], tuple(variable.value.split()), variable.file, variable.line)
-        for implementation, variable in command_variables
+        for implementation in candidates
+        if (variable := variables.get(implementation.command))
     ]
-    candidates_found += [
-        (candidates, started.words, started.file, started.line) for started in reader.state.invocations
-    ]
-    for possible, argv, file, line in candidates_found:
-        for implementation in possible:
-            if any(word.text.rpartition("/")[2] in implementation.program for word in argv):
-                return implementation, argv, (file, line)
-    return None
+    started = [(candidates, entry.words, entry.file, entry.line) for entry in reader.state.invocations]
+    commands = (
+        (implementation, argv, (file, line))
+        for possible, argv, file, line in [*in_variables, *started]
+        for implementation in possible
+        if any(word.text.rpartition("/")[2] in implementation.program for word in argv)
+    )
+    return next(commands, None)
 
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
@@ -151,13 +145,6 @@ def _instructions(text: str) -> list[tuple[str, str]]:
     joined = re.sub(r"\\[ \t]*\n", " ", without)
     matches = re.findall(r"^[ \t]*(ARG|FROM|ENV)[ \t]+(.*)$", joined, re.MULTILINE | re.IGNORECASE)
     return [(name.upper(), rest.strip()) for name, rest in matches]
-
-
-def _split_words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError:
-        return text.split()
 
 
 def _expand(text: str, variables: dict[str, str]) -> str:
@@ -172,7 +159,7 @@ def base_image(text: str) -> str:
     for name, rest in _instructions(text):
         if name == "ARG" and "=" in rest:
             variable, _, value = rest.partition("=")
-            variables[variable.strip()] = " ".join(_split_words(value))
+            variables[variable.strip()] = " ".join(split_words(value))
         elif name == "FROM":
             arguments = [word for word in rest.split() if not word.startswith("--")]
             image = _expand(arguments[0], variables) if arguments else ""
@@ -189,5 +176,5 @@ def environment(text: str) -> dict[str, str]:
             continue
         # Docker's old form: a single variable, separated by a space instead of ``=``
         form = rest if re.match(r"\w+=", rest) else re.sub(r"^(\w+)\s+", r"\1=", rest)
-        variables |= dict(word.split("=", 1) for word in _split_words(form) if _ASSIGNMENT.match(word))
+        variables |= dict(word.split("=", 1) for word in split_words(form) if _ASSIGNMENT.match(word))
     return variables

@@ -5,6 +5,7 @@ which the submitted configurations use.
 """
 
 import re
+import shlex
 from dataclasses import dataclass
 
 MOST_NESTED = 40
@@ -108,6 +109,14 @@ def _skip_documents(text: str, pos: int, delimiters: list[str]) -> int:
             if line.strip("\t") == delimiter:
                 break
     return min(pos, len(text))
+
+
+def split_words(line: str) -> list[str]:
+    """Return the words of a command; words separated by spaces if a quote is not closed."""
+    try:
+        return shlex.split(line)
+    except ValueError:
+        return line.split()
 
 
 def split(text: str) -> list[Token]:

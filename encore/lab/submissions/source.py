@@ -115,23 +115,19 @@ def open_source(path: Path, configuration: str | None, round_name: str | None) -
             raise EncoreError(f"{path} cannot be read", expected="a text file", hint="name another configuration")
         files = [name]
     else:
-        result = _RESULT.fullmatch(subpath)
-        result_scripts = (
-            _scripts_of_result(tree, *result.groups()) if result and not _configurations(tree, subpath) else None
-        )
-        if result_scripts and result:
-            subpath, files = result_scripts
-            submission = result[2]
-        else:
-            files = _configurations(tree, subpath)
+        files, result = _configurations(tree, subpath), _RESULT.fullmatch(subpath)
+        if result and not files and (scripts := _scripts_of_result(tree, *result.groups())):
+            (subpath, files), submission = scripts, result[2]
     if not files:
         raise _missing_configuration(tree, subpath, path)
     if configuration is not None:
-        files = [_select_configuration(configuration, files)]
-    display_path = _display_path(tree, subpath)
+        named = {name: file for file in reversed(files) for name in (configuration_name(file), file)}
+        if configuration not in named:
+            raise names.unknown("configuration", configuration, map(configuration_name, files))
+        files = [named[configuration]]
     return Source(
-        tree=tree, folder=subpath, shown=display_path, configurations=tuple(files), submission=submission,
-        round=round_name or _round_of(full_path, tree, subpath),
+        tree=tree, folder=subpath, shown=_display_path(tree, subpath), configurations=tuple(files),
+        submission=submission, round=round_name or _round_of(full_path, tree, subpath),
     )  # fmt: skip
 
 
@@ -167,26 +163,20 @@ def _open(path: Path) -> tuple[Tree, str, str]:
         )
     resolved = path.resolve()
     folder = resolved if resolved.is_dir() else resolved.parent
-    root = next((ancestor.parent for ancestor in (folder, *folder.parents) if _is_below_submitter(ancestor)), folder)
+    # Links out of the submitter's tree are not followed.
+    below_submitter = (
+        ancestor
+        for ancestor in (folder, *folder.parents)
+        if ancestor.name in _BELOW_SUBMITTER or ancestor.parts[-2:] == ("submission", "code")
+    )
+    root = next((ancestor.parent for ancestor in below_submitter), folder)
     return Tree(root), resolved.relative_to(root).as_posix().removeprefix("."), full_path
-
-
-def _is_below_submitter(folder: Path) -> bool:
-    # Whether a folder belongs to a submitter tree; links out of the tree are not followed
-    return folder.name in _BELOW_SUBMITTER or (folder.name == "code" and folder.parent.name == "submission")
 
 
 def _configurations(tree: Tree, folder: str) -> list[str]:
     # Names of configurations that are not included by other files
     names = [name for name in tree.files(folder) if _CONFIGURATION.fullmatch(name)]
     return [name for name in names if not _INCLUDED.search(configuration_name(name))] or names
-
-
-def _select_configuration(name: str, files: list[str]) -> str:
-    for file in files:
-        if name in (file, configuration_name(file)):
-            return file
-    raise names.unknown("configuration", name, [configuration_name(file) for file in files])
 
 
 def _missing_configuration(tree: Tree, subpath: str, path: Path) -> EncoreError:
@@ -426,8 +416,7 @@ def _display_path(tree: Tree, subpath: str) -> str:
     # Folder relative to the repository: below the submitter's parent, or below ``v0.5.0``
     root = tree.name.replace("\\", "/")
     path = f"/{subpath}" if tree.is_archive else f"{root}/{subpath}"
-    early = re.search(r"/(v\d\.\d\.\d/.+)", path)
-    if early:
+    if early := re.search(r"/(v\d\.\d\.\d/.+)", path):
         return early[1]
     parts = path.strip("/").split("/")
     index = next((n for n, part in enumerate(parts) if part in _BELOW_SUBMITTER and n), None)
@@ -436,8 +425,7 @@ def _display_path(tree: Tree, subpath: str) -> str:
 
 def _round_of(full_path: str, tree: Tree, subpath: str) -> str:
     # Round in the path, otherwise from the base image; empty if unknown
-    rounds = _ROUND.findall(f"{full_path}/{subpath}")
-    if rounds:
+    if rounds := _ROUND.findall(f"{full_path}/{subpath}"):
         return f"v{rounds[-1]}"
     dockerfile = tree.read(f"{subpath}/Dockerfile" if subpath else "Dockerfile") or ""
     releases = {release.release: release.round for release in images.catalogue().submitted}
