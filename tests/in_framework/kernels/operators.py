@@ -16,6 +16,7 @@ from benchmarks.gnmt.pytorch import operators as gnmt_operators
 from benchmarks.language.pytorch import kernels as language_kernels
 from benchmarks.language.pytorch import low_precision
 from benchmarks.language.pytorch import operators as language_operators
+from benchmarks.maskrcnn.pytorch import operators as maskrcnn_operators
 from benchmarks.resnet.pytorch import config as resnet_config
 from benchmarks.resnet.pytorch import kernels as norm_kernels
 from benchmarks.resnet.pytorch import model as resnet
@@ -69,6 +70,21 @@ def test_attention_of_gnmt_with_saturated_tanh_and_a_gradient_that_is_nan():
     for kernel, plain in zip(*results, strict=True):
         torch.testing.assert_close(kernel.double(), plain.double(), rtol=1e-5, atol=1e-5)
     assert all(results[0][-3:]), "NaN reaches the gradients of all inputs"
+
+
+def test_roi_align_of_boxes_outside_the_image_and_of_extreme_shapes():
+    corners = ((-40, -30, -10, -5), (-20, -20, 90, 90), (55, 55, 63, 63), (0, 0, 64, 2), (0, 0, 2, 64), (9, 9, 9, 9))
+    boxes, images = torch.tensor(corners, dtype=torch.float64), torch.zeros(len(corners), dtype=torch.int64)
+    levels = [torch.from_numpy(waves(1, 16, 16 >> level, 16 >> level)) for level in range(4)]
+    upstream = torch.from_numpy(waves(len(corners), 16, 7, 7))
+    results = []
+    for name, dtype in (("triton", torch.float32), ("plain", torch.float64)):
+        inputs = [level.to(dtype).requires_grad_() for level in levels]
+        align = kernels.implementation(maskrcnn_operators.OPERATORS["roi_align"], name)
+        pooled = align(inputs, boxes.to(dtype), images, 7)
+        results.append([pooled, *torch.autograd.grad(pooled, inputs, upstream.to(dtype))])
+    for kernel, plain in zip(*results, strict=True):
+        torch.testing.assert_close(kernel.double(), plain, rtol=1e-5, atol=1e-5)
 
 
 def choose(name, saved=None, **changes):
