@@ -119,8 +119,7 @@ def make_samples(
     pairs = [pair for number in numbers for pair in pairs_of(documents, number, length, random)]
     pair_table = np.array(pairs, np.int64).reshape(-1, len(Pair._fields))
     sizes = pair_table[:, [1, 3]] - pair_table[:, [0, 2]]
-    lengths = sizes.sum(axis=1) + MARKS
-    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    offsets = np.concatenate(([0], np.cumsum(sizes.sum(axis=1) + MARKS)))
     tokens = np.full(offsets[-1], vocabulary.sep, np.uint16)
     tokens[offsets[:-1]] = vocabulary.cls
     seconds = sizes[:, 0] + 2

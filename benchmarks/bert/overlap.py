@@ -42,8 +42,7 @@ def _runs_of(samples: Samples, start: int, vocabulary: Vocabulary) -> Tuple[np.n
     # Samples start and end with a mark, so runs without marks are in one segment.
     marks = np.concatenate(([0], np.cumsum((tokens == vocabulary.cls) | (tokens == vocabulary.sep))))
     selected = np.flatnonzero((hashes >> np.uint64(64 - KEPT_BITS) == 0) & (marks[RUN:] == marks[:-RUN]))
-    owners = np.searchsorted(offsets - offsets[0], selected, side="right") - 1 + start
-    return hashes[selected], owners
+    return hashes[selected], np.searchsorted(offsets - offsets[0], selected, side="right") - 1 + start
 
 
 def mark_seen(is_in_train: np.ndarray, test_hashes: np.ndarray, samples: Samples, vocabulary: Vocabulary) -> None:

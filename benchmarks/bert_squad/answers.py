@@ -118,5 +118,4 @@ def score(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Sc
     if len(predictions) != len(references) or not references:
         raise ValueError(f"{len(predictions)} predictions for {len(references)} questions")
     pairs = list(zip(predictions, references))
-    means: List[float] = [100 * sum(best(metric, *pair) for pair in pairs) / len(pairs) for metric in (exact_match, f1)]
-    return Scores(*means)
+    return Scores(*[100 * sum(best(metric, *pair) for pair in pairs) / len(pairs) for metric in (exact_match, f1)])

@@ -32,8 +32,7 @@ from benchmarks.language.vocabulary import Vocabulary
 
 def within(counts: np.ndarray) -> np.ndarray:
     # Concatenate the ranges 0 to count - 1.
-    ends = np.cumsum(counts)
-    return np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
+    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def ragged(offsets: np.ndarray, indices: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:

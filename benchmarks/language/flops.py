@@ -35,8 +35,7 @@ def of_window(config: Any, windows: Any) -> float:
 # Lengths for a subset of the sequences.
 def _lengths(offsets: np.ndarray) -> List[int]:
     indices = evenly(len(offsets) - 1)
-    lengths: List[int] = (offsets[1:][indices] - offsets[:-1][indices]).tolist()
-    return lengths
+    return (offsets[1:][indices] - offsets[:-1][indices]).tolist()
 
 
 def _encoder(config: Any, length: int) -> float:

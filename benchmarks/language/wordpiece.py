@@ -45,8 +45,7 @@ class Tokenizer:
 
 def words(text: str) -> List[str]:
     """Split text into words for learning a vocabulary: lower case, no accents, punctuation separated."""
-    normal = _NORMALIZER.normalize_str(_with_final_sigmas(text))
-    return [word for word, _ in _PRE_TOKENIZER.pre_tokenize_str(normal)]
+    return [word for word, _ in _PRE_TOKENIZER.pre_tokenize_str(_NORMALIZER.normalize_str(_with_final_sigmas(text)))]
 
 
 def _with_final_sigmas(text: str) -> str:
@@ -66,10 +65,8 @@ def learn(counts: Mapping[str, int], size: int, report: Callable[[int], None] = 
     letters = sorted({letter for word in counts for letter in word})
     entries = dict.fromkeys((*SPECIAL, *letters, *(f"##{letter}" for letter in letters)))
     backwards = {word[::-1]: count for word, count in counts.items()}
-    codes = learn_codes(backwards, max(0, size - len(entries)), report)
-    for line in codes.split("\n")[1:-1]:
+    for line in learn_codes(backwards, max(0, size - len(entries)), report).split("\n")[1:-1]:
         piece = line.replace(" ", "")
-        is_last = piece.endswith(_END_OF_WORD)
-        text = piece[: -len(_END_OF_WORD)][::-1] if is_last else "##" + piece[::-1]
+        text = piece[: -len(_END_OF_WORD)][::-1] if piece.endswith(_END_OF_WORD) else "##" + piece[::-1]
         entries.setdefault(text)
     return list(entries)[:size]

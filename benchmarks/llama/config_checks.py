@@ -11,6 +11,7 @@ class Derived:
     tensor_parallelism = context_parallelism = expert_parallelism = 1
     fp8, attention = "none", "default"
     eod_mask_loss = False
+    lower_is_better = True  # a loss reaches its target from above
 
     @property
     def group(self: Any) -> int:
@@ -41,11 +42,6 @@ class Derived:
     def targets(self: Any) -> Dict[str, float]:
         # Target of each quality, by the names of benchmark.toml.
         return {"log_perplexity": self.quality_target}
-
-    @property
-    def lower_is_better(self) -> bool:
-        # A loss reaches its target from above.
-        return True
 
 
 def problems(config: Any) -> List[Tuple[str, bool]]:

@@ -29,8 +29,6 @@ def weights_of(config: Any, vocabulary: int) -> Weights:
 
 
 class Parameters(NamedTuple):
-    """Bytes of a run's parameters, over all ranks."""
-
     state: float  # weights and both moments
     gradients: float  # sums of gradients in fp32
     trains_weights: bool = True  # not only adapters
@@ -97,5 +95,4 @@ def mismatches(config: Any, needed: float, memory: float) -> List[Mismatch]:
     smaller = ["recompute=true or more recompute_layers"] if not config.recompute else []
     smaller += ["a smaller micro_batch"] if config.micro_batch_size > 1 else []
     hint = f"take more ranks, or set {', '.join([*smaller, 'more tensor_parallelism'])}"
-    expected = f"{ALLOCATABLE:.0%} of its memory, {memory / 1e9:,.1f} GB"
-    return [(f"a rank needs {needed / 1e9:,.1f} GB", expected, hint)]
+    return [(f"a rank needs {needed / 1e9:,.1f} GB", f"{ALLOCATABLE:.0%} of its memory, {memory / 1e9:,.1f} GB", hint)]

@@ -55,11 +55,6 @@ class Order:
         return np.concatenate(parts).astype(np.int64)
 
 
-def needed_epochs(tokens: int, length: int, samples: int) -> int:
-    """Return the number of epochs of ``tokens`` that contain ``samples`` sequences."""
-    return max(1, -(-(samples * length + 1) // tokens))
-
-
 def shuffled(lengths: np.ndarray, length: int, samples: int, seed: int) -> Order:
     """Return the order of at least ``samples`` training sequences of ``length`` tokens.
 
@@ -70,7 +65,7 @@ def shuffled(lengths: np.ndarray, length: int, samples: int, seed: int) -> Order
         seed: of the shuffles.
     """
     per_epoch = int(lengths.sum(dtype=np.int64))
-    epochs = needed_epochs(per_epoch, length, samples)
+    epochs = max(1, -(-(samples * length + 1) // per_epoch))
     full_sequences = ((epochs - 1) * per_epoch - 1) // length  # sequences of all epochs but the last
     count = (epochs * per_epoch - 1) // length
     apart = epochs > 1 and samples - full_sequences < int(WHOLE * ((per_epoch - 1) // length))
@@ -110,8 +105,7 @@ def cut(lengths: np.ndarray, documents: np.ndarray, length: int, count: int) -> 
     indices, offsets = np.empty(count, np.int32), np.empty(count, np.int32)
     done, end = 0, 0
     for first in range(0, len(documents), CHUNK):
-        counts = np.take(lengths, documents[first : first + CHUNK])
-        bounds = np.concatenate(([end], counts)).cumsum()
+        bounds = np.concatenate(([end], np.take(lengths, documents[first : first + CHUNK]))).cumsum()
         end = int(bounds[-1])
         starts = np.arange(done, min(count, -(-end // length)), dtype=np.int64) * length
         places = np.searchsorted(bounds, starts, side="right") - 1
@@ -139,5 +133,4 @@ def is_there(folder: Path, key: str) -> bool:
 
 
 def read(folder: Path, length: int) -> Order:
-    """Return an order that was written, as memory maps."""
     return Order(length, *(np.load(str(folder / f"{name}.npy"), mmap_mode="r") for name in FILES))

@@ -7,7 +7,7 @@ import platform
 import shutil
 from itertools import islice
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Set
+from typing import Dict, List, Set
 
 import numpy as np
 import tokenizers
@@ -28,20 +28,6 @@ SMALL = 1024  # entries of the toy data set's tokenizer
 ROOM_FACTOR = 2.0  # maximum bytes written per byte of text: a token of two or four bytes rarely has fewer letters
 
 
-class Part(NamedTuple):
-    """A tokenized file: ids, document lengths and document keys."""
-
-    stem: Path
-
-    @property
-    def tokens(self) -> Path:
-        return self.stem.with_suffix(".ids")
-
-    @property
-    def done_path(self) -> Path:
-        return self.stem.with_suffix(".json")
-
-
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     # Find the files. The fingerprint includes everything that determines the output.
     source = sources.find(args) if args.origin is not None else None
@@ -58,11 +44,6 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
-    """Write both parts and the tokenizer.
-
-    Raises:
-        Problem: the source is damaged, too small or does not match the tokenizer.
-    """
     source: Source = listing.source or sources.toy_data_set(scratch, args.name)
     tokenizer = _tokenizer(source, args, scratch)
     entries = tokenizer.get_vocab_size()
@@ -78,10 +59,9 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     for part in PARTS:
         check_tokens(scratch / part, entries, add)
     counts = {part: len(document_set.lengths) for part, document_set in documents.items()}
-    splits = {part: Split(counts[part], (f"{part}.bin", f"{part}.idx", tokenization.FILE)) for part in PARTS}
     return Content(
         name=source.name,
-        splits=splits,
+        splits={part: Split(counts[part], (f"{part}.bin", f"{part}.idx", tokenization.FILE)) for part in PARTS},
         summary=f"{tokens['train']:,} + {tokens['test']:,} tokens of {entries:,} entries",
         facts={"vocabulary": entries, "tokens": tokens, "documents": counts},
         how={"made": source.made, "in_both": common, "append_eod": args.append_eod or listing.source is None},
@@ -99,8 +79,7 @@ def _tokenizer(source: Source, args: argparse.Namespace, scratch: Path) -> token
             texts = (text for file in source.train for text in sources.documents(file))
             tokenizer = tokenization.learn(texts, args.vocabulary_size or SMALL)
         with in_one_step(path) as file:
-            content = source.tokenizer.read_bytes() if source.tokenizer else tokenizer.to_str(pretty=True).encode()
-            file.write(content)
+            file.write(source.tokenizer.read_bytes() if source.tokenizer else tokenizer.to_str(pretty=True).encode())
     return tokenization.read(path)
 
 
@@ -134,18 +113,19 @@ def _tokenize(
     kind, files = type_for(tokenizer.get_vocab_size()), {"train": source.train, "test": source.test}
     sizes = {path: path.stat().st_size for paths in files.values() for path in paths}
     check_room(scratch, int(ROOM_FACTOR * sum(sizes.values())))
-    parts = {part: [Part(scratch / f"{part}-{n:05}") for n in range(len(paths))] for part, paths in files.items()}
-    finished = sum(shard.done_path.exists() for shards in parts.values() for shard in shards)
+    # The facts of each tokenized file; its ids are next to them.
+    parts = {part: [scratch / f"{part}-{n:05}.json" for n in range(len(paths))] for part, paths in files.items()}
+    finished = sum(facts.exists() for shards in parts.values() for facts in shards)
     if finished:
         progress.note(f"resuming: {finished:,} of {len(sizes):,} files were tokenized before")
     done = 0
     for part, paths in files.items():
-        for path, shard in zip(paths, parts[part]):
+        for path, facts in zip(paths, parts[part]):
             progress.update("tokenize", done, sum(sizes.values()), unit="bytes")
-            if not shard.done_path.exists():
-                write_facts(shard.done_path, _write_part(path, shard, tokenizer, ends, kind))
+            if not facts.exists():
+                write_facts(facts, _write_part(path, facts.with_suffix(".ids"), tokenizer, ends, kind))
             done += sizes[path]
-    facts_of_part = {part: [read_facts(shard.done_path) for shard in shards] for part, shards in parts.items()}
+    facts_of_part = {part: [read_facts(facts) for facts in shards] for part, shards in parts.items()}
     test_documents = [
         (text[1], text[0])
         for file_facts in facts_of_part["test"]
@@ -158,8 +138,8 @@ def _tokenize(
         if not lengths:
             raise Problem(f"{', '.join(map(str, files[part][:3]))}: no documents", "text", "add to the source")
         with in_one_step(scratch / f"{part}.bin") as file:
-            for shard in shards:
-                with shard.tokens.open("rb") as content:
+            for facts in shards:
+                with facts.with_suffix(".ids").open("rb") as content:
                     shutil.copyfileobj(content, file)
         with in_one_step(scratch / f"{part}.idx") as file:
             write_index(file, lengths, kind)
@@ -167,23 +147,20 @@ def _tokenize(
 
 
 def _write_part(
-    path: Path, part: Part, tokenizer: tokenizers.Tokenizer, ends: List[int], kind: "np.dtype[np.generic]"
+    path: Path, to: Path, tokenizer: tokenizers.Tokenizer, ends: List[int], kind: "np.dtype[np.generic]"
 ) -> Dict[str, List[object]]:
     # Tokenize a file's documents and write the ids; return lengths and keys, and for evaluation the first characters.
     lengths: List[object] = []
     keys: List[object] = []
     begins: List[object] = []
-    with in_one_step(part.tokens) as file:
-        for texts in _together(sources.documents(path)):
+    with in_one_step(to) as file:
+        documents = sources.documents(path)
+        for texts in iter(lambda: list(islice(documents, TOGETHER)), []):
             for text, ids in zip(texts, tokenization.encode(tokenizer, texts)):
                 if ids:
                     document = np.array([*ids, *ends], kind)
                     file.write(document.tobytes())
                     lengths.append(len(document))
                     keys.append(source_checks.key(text.encode()))
-                    begins.append(f"the one that starts with: {text[:40]}" if part.stem.name.startswith("test") else "")
+                    begins.append(f"the one that starts with: {text[:40]}" if to.name.startswith("test") else "")
     return {"lengths": lengths, "keys": keys, "begins": begins}
-
-
-def _together(texts: Iterator[str]) -> Iterator[List[str]]:
-    return iter(lambda: list(islice(texts, TOGETHER)), [])

@@ -23,8 +23,6 @@ TOGETHER = 64  # rows of Parquet that are decoded at a time
 
 
 class Source(NamedTuple):
-    """Files per part, and the tokenizer."""
-
     files: Dict[str, Tuple[Path, ...]]
     tokenizer: Optional[Path]  # packed samples need none
     is_packed: bool
@@ -48,8 +46,7 @@ def find(args: argparse.Namespace) -> Source:
     text_files.check_shards(train)
     text_files.check_shards(test)
     tokenizer = args.tokenizer or next((path for path in all_files if path.name == FILE), None)
-    first: Dict[str, Any] = next((row for _, row in rows(train[:1])), {})
-    is_packed = PACKED[0] in first
+    is_packed = PACKED[0] in next((row for _, row in rows(train[:1])), {})
     if not is_packed and tokenizer is None:
         raise Problem(f"{origin} has texts and no {FILE}", "the tokenizer of the model", "pass it with --tokenizer")
     return Source({"train": train, "test": test}, tokenizer, is_packed)
@@ -94,11 +91,3 @@ def commit_of(origin: Path) -> Dict[str, str]:
         except (OSError, ValueError, TypeError, KeyError):
             continue
     return {}
-
-
-def lists_of(row: Dict[str, Any], names: Tuple[str, str], location: str) -> Tuple[Any, Any]:
-    """Return two lists in a row; raises Problem if one is missing or has a different type."""
-    values = row.get(names[0]), row.get(names[1])
-    if not all(isinstance(value, list) for value in values):
-        raise Problem(f"{location} has {', '.join(row)}", f"{names[0]} and {names[1]} in each", "fix the row")
-    return values

@@ -8,8 +8,9 @@ included in the loss. The last token of every text is the tokenizer's end-of-seq
 import argparse
 import hashlib
 import platform
+from itertools import chain
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import tokenizers
@@ -34,8 +35,6 @@ BEFORE, BETWEEN = "### Summarize the following text:\n ", "\n ### Summary:\n"
 
 
 class Packed(NamedTuple):
-    """A part's samples."""
-
     tokens: np.ndarray  # int32 (samples, length)
     counts: np.ndarray  # bool, the same
     keys: List[str]  # keys of the packed texts
@@ -56,11 +55,6 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
-    """Write both parts.
-
-    Raises:
-        Problem: the source is damaged, too small, or does not match the vocabulary.
-    """
     source: Source = listing.source
     length = args.sequence_length or (toy.LENGTH if source is None else LENGTH)
     entries = args.vocabulary_size or ENTRIES
@@ -68,7 +62,10 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     files: List[str] = []
     if source is None or source.tokenizer:
         texts = toy.texts() if source is None else None
-        tokenizer = tokenization.learn(_all(texts), toy.ENTRIES) if texts else tokenization.read(source.tokenizer)
+        if texts:
+            tokenizer = tokenization.learn((*texts.base, *chain.from_iterable(texts.train)), toy.ENTRIES)
+        else:
+            tokenizer = tokenization.read(source.tokenizer)
         entries, files = tokenizer.get_vocab_size(), [tokenization.FILE]
         with in_one_step(scratch / tokenization.FILE) as file:
             file.write(tokenizer.to_str(pretty=True).encode())
@@ -104,11 +101,6 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
         how={"in_both": common, "left_out": {part: packed.left_out for part, packed in parts.items()}, **extra},
         tool={"version": VERSION, "numpy": np.__version__, "tokenizers": tokenizers.__version__},
     )
-
-
-def _all(texts: toy.Texts) -> Iterable[str]:
-    yield from texts.base
-    yield from (part for pair in texts.train for part in pair)
 
 
 def _end(tokenizer: tokenizers.Tokenizer) -> int:
@@ -151,9 +143,9 @@ def _checked(paths: Sequence[Path]) -> Packed:
     length = 0
     for location, row in sources.rows(paths):
         try:
-            ids, labels = map(_integers, sources.lists_of(row, PACKED, location))
-        except (ValueError, OverflowError):
-            raise Problem(f"{location} has no lists of numbers", "token ids", "fix the row") from None
+            ids, labels = (_integers(row[name]) for name in PACKED)
+        except (KeyError, ValueError, TypeError, OverflowError):
+            raise Problem(f"{location} has no lists of numbers", " and ".join(PACKED), "fix the row") from None
         length = length or len(ids)
         if ids.shape != (length,) or labels.shape != ids.shape:
             sizes = f"{len(ids):,} ids and {len(labels):,} labels"
@@ -172,7 +164,7 @@ def _checked(paths: Sequence[Path]) -> Packed:
 
 def _integers(values: List[Any]) -> np.ndarray:
     array = np.array(values)
-    if array.dtype.kind != "i" or (array.astype(np.int32) != array).any():
+    if array.ndim != 1 or array.dtype.kind != "i" or (array.astype(np.int32) != array).any():
         raise ValueError("not 32-bit integers")
     return array.astype(np.int32)
 

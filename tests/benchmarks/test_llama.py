@@ -449,7 +449,7 @@ def test_packed_samples_are_not_changed(tmp_path: Path) -> None:
         ({"input_ids": ["a"] * 16}, "line 1 has no lists of numbers"),
         ({"labels": [-100] * 16}, "sample 1 of the test part has no token in the loss"),
         ({"input_ids": [40000] * 16, "labels": [40000] * 16}, "and 32,000 entries"),
-        ({"labels": None}, "line 1 has input_ids, labels"),
+        ({"labels": None}, "line 1 has no lists of numbers"),
         ({"input_ids": [7.5] * 16}, "line 1 has no lists of numbers"),
         ({"input_ids": [1 << 32] * 16}, "line 1 has no lists of numbers"),
     ],

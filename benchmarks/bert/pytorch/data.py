@@ -85,8 +85,7 @@ def shares(lengths: np.ndarray, count: int) -> np.ndarray:
 
 def part_of(samples: Samples, indices: np.ndarray) -> MicroBatch:
     # Return the samples ``indices`` as one row, the shortest first.
-    lengths = samples.offsets[indices + 1] - samples.offsets[indices]
-    indices = indices[np.argsort(lengths, kind="stable")]
+    indices = indices[np.argsort(samples.offsets[indices + 1] - samples.offsets[indices], kind="stable")]
     rows = gather_rows(samples, indices)
     masked, counts = ragged(samples.masked_offsets, indices)
     positions = np.repeat(rows.offsets[:-1].numpy().astype(np.int64), counts) + samples.masked_places[masked]

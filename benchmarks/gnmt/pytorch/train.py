@@ -51,9 +51,8 @@ def build(config: Config, vocabulary_size: int, ranks: Ranks, saved: Mapping[str
         "attention": {"sentences": config.batch_size, "targets": length, "sources": length, "width": config.width},
     }
     dtype = pytorch.DTYPES[config.precision]
-    registry = {**operators.OPERATORS, **OPERATORS}
     kernels, implementations = operators.choose(
-        config.kernels, sizes, ranks, dtype, saved.get("kernels", {}), registry=registry
+        config.kernels, sizes, ranks, dtype, saved.get("kernels", {}), registry={**operators.OPERATORS, **OPERATORS}
     )
     network.row_loss, network.decoder.attention.weigh = implementations["loss"], implementations["attention"]
     scale = ScaleRule(config.loss_scale, config.loss_scale_interval, config.loss_scale_limit)
@@ -114,8 +113,7 @@ def main(argv: Optional[List[str]] = None) -> int:
             for _ in run.blocks():
                 for number in run.steps():
                     batch, rate = run.wait_for(partial(next, batches)), rates.of(number)
-                    loss = train_step(training, batch, rate)
-                    run.report(loss, rate, batch.all_source_tokens + batch.all_tokens)
+                    run.report(train_step(training, batch, rate), rate, batch.all_source_tokens + batch.all_tokens)
                 if run.evaluates():
                     run.evaluated(evaluate(training, data, run))
     if ranks.rank == 0:

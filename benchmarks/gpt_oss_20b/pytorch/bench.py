@@ -18,7 +18,7 @@ from benchmarks.gpt_oss_20b.pytorch.config import Config
 from benchmarks.gpt_oss_20b.pytorch.train import build, train_step
 from benchmarks.llama.pytorch.attention import masked
 from benchmarks.llama.pytorch.experts import chosen_experts
-from benchmarks.llama.pytorch.measured import Benched, for_one_rank, pretraining
+from benchmarks.llama.pytorch.measured import for_one_rank, pretraining
 from benchmarks.llama.pytorch.network import Network
 
 
@@ -41,7 +41,7 @@ def plain(network: Network) -> None:
         layer.mlp.forward = partial(one_by_one, layer.mlp)
 
 
-prepare = partial(pretraining, Benched("gpt-oss", build, train_step, plain))
+prepare = partial(pretraining, "gpt-oss", build, train_step, plain)
 
 if __name__ == "__main__":
     bench.main(__doc__, Config, pytorch, prepare, for_one_rank=for_one_rank)

@@ -156,7 +156,6 @@ class Config(Derived):
         return memory.needed(self, vocabulary, ranks, parameters, self.activation_bytes(), self.expert_parallelism)
 
     def mismatches(self, manifest: Manifest, ranks: int, available: float) -> List[Mismatch]:
-        """Check the data set, the number of ranks and the memory (bytes per rank)."""
         mismatches = text_mismatches(self, manifest)
         copies, remainder = divmod(ranks, self.expert_parallelism)
         if remainder:

@@ -85,8 +85,7 @@ def varlen(
     if dropout:
         raise ValueError(f"attention=varlen has no dropout ({dropout}): set attention_dropout=0")
     operator: Any = importlib.import_module("torch.nn.attention.varlen").varlen_attn
-    attended: torch.Tensor = operator(queries, keys, values, offsets, offsets, longest, longest)
-    return attended
+    return operator(queries, keys, values, offsets, offsets, longest, longest)
 
 
 def table(
@@ -159,8 +158,7 @@ def difference(attention: Attention, device: torch.device, dtype: torch.dtype, s
     # Return the maximum error of values and gradients compared with ``padded``, relative to the maximum value.
     lengths = (5, 17, 1, 64)
     offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=device)
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(3, sum(lengths), 2, size, generator=generator).to(device, dtype)
+    inputs = torch.randn(3, sum(lengths), 2, size, generator=torch.Generator().manual_seed(0)).to(device, dtype)
 
     def results(call: Attention) -> List[torch.Tensor]:
         leaf = inputs.clone().requires_grad_()
@@ -168,8 +166,7 @@ def difference(attention: Attention, device: torch.device, dtype: torch.dtype, s
         value.float().square().sum().backward()
         return [value.detach(), leaf.grad]
 
-    pairs = zip(results(attention), results(padded))
     return max(
         float((output.float() - reference.float()).abs().max() / reference.float().abs().max())
-        for output, reference in pairs
+        for output, reference in zip(results(attention), results(padded))
     )

@@ -68,12 +68,11 @@ def gather_rows(data: Any, indices: np.ndarray) -> Rows:
     token_indices, lengths = ragged(data.offsets, indices)
     positions = within(lengths)
     segments = positions >= np.repeat(data.second[indices].astype(np.int64), lengths)
-    offsets = np.concatenate(([0], np.cumsum(lengths)))
     return Rows(
         torch.from_numpy(np.asarray(data.tokens)[token_indices].astype(np.int64)),
         torch.from_numpy(segments.astype(np.int64)),
         torch.from_numpy(positions),
-        torch.from_numpy(offsets.astype(np.int32)),
+        torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)),
         int(lengths.max(initial=0)),
     )
 
@@ -91,8 +90,7 @@ def fill_up(rows: Rows, tokens: int, pads: int, longest: int) -> Rows:
         raise ValueError(f"{missing} tokens of padding do not fit into {pads} sequences of {longest}")
     ends = [there + min(missing, longest * (number + 1)) for number in range(pads)]
     wide = [functional.pad(column, (0, missing)) for column in (rows.tokens, rows.segments, rows.positions)]
-    offsets = torch.cat([rows.offsets, rows.offsets.new_tensor(ends)])
-    return Rows(wide[0], wide[1], wide[2], offsets, longest, pads)
+    return Rows(wide[0], wide[1], wide[2], torch.cat([rows.offsets, rows.offsets.new_tensor(ends)]), longest, pads)
 
 
 # -- batches: tuples of rows and of tensors on the same device ---------------------------------------------------

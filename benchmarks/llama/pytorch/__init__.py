@@ -1,1 +1,0 @@
-"""The network of Llama in PyTorch, and how it is split over ranks."""

@@ -106,8 +106,7 @@ def windowed(
 
     def keys_of_blocks(tensor: torch.Tensor) -> torch.Tensor:
         # Keys of the blocks: (B * blocks, heads, 2 * block, size)
-        previous = functional.pad(tensor[:, :, :-block], (0, 0, block, 0))
-        return torch.cat([parts(previous), parts(tensor)], dim=2)
+        return torch.cat([parts(functional.pad(tensor[:, :, :-block], (0, 0, block, 0))), parts(tensor)], dim=2)
 
     indices = torch.arange(block, device=queries.device)
     distance = block + indices[:, None] - torch.arange(2 * block, device=queries.device)
@@ -164,8 +163,7 @@ def with_sinks(
     is_supported = queries.dtype in (torch.float16, torch.bfloat16) and queries.shape[-1] % ALIGNED == 0
     if queries.device.type != "cpu" and not is_supported:
         return masked(window, queries, keys, values, sinks)
-    attn_out: torch.Tensor = FlashWithSinks.apply(queries, keys, values, sinks, window)
-    return attn_out
+    return FlashWithSinks.apply(queries, keys, values, sinks, window)
 
 
 class FlashWithSinks(torch.autograd.Function):
@@ -181,8 +179,17 @@ class FlashWithSinks(torch.autograd.Function):
     def forward(
         ctx: Any, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor, window: int
     ) -> torch.Tensor:
-        forward = _forward_on_cpu if queries.device.type == "cpu" else _forward_on_gpu
-        attn_out, log_sum_exp, *state = forward(queries, keys, values, window)
+        if queries.device.type == "cpu":
+            mask = _window_mask(queries, window)
+            kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+            attn_out, log_sum_exp, *state = kernel(queries, keys, values, 0.0, mask is None, attn_mask=mask)
+        else:
+            length, inputs = queries.shape[2], _by_position(queries, keys, values)
+            attn_out, log_sum_exp, *state = torch.ops.aten._flash_attention_forward(
+                *inputs, None, None, length, length, 0.0, not window, False, **_window_options(window)
+            )
+            # The state of the random numbers, which backward takes.
+            attn_out, state = attn_out.transpose(1, 2), state[:2]
         total = torch.logaddexp(log_sum_exp, sinks.to(log_sum_exp.dtype)[:, None])
         attn_out = (attn_out * (log_sum_exp - total).exp()[..., None]).to(queries.dtype)
         ctx.save_for_backward(queries, keys, values, attn_out, total, sinks, *state)
@@ -192,28 +199,22 @@ class FlashWithSinks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Tuple[Optional[torch.Tensor], ...]:
         queries, keys, values, attn_out, total, sinks, *state = ctx.saved_tensors
-        backward = _backward_on_cpu if queries.device.type == "cpu" else _backward_on_gpu
-        gradients = backward(grad, queries, keys, values, attn_out, total, *state, ctx.window)
+        if queries.device.type == "cpu":
+            mask = _window_mask(queries, ctx.window)
+            gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                grad, queries, keys, values, attn_out, total, 0.0, mask is None, attn_mask=mask
+            )
+        else:
+            length, inputs = queries.shape[2], _by_position(grad, queries, keys, values, attn_out)
+            gradients = _by_position(
+                *torch.ops.aten._flash_attention_backward(
+                    *inputs, total, None, None, length, length, 0.0, not ctx.window, *state,
+                    **_window_options(ctx.window),
+                )
+            )  # fmt: skip
         probability = (sinks.to(total.dtype)[:, None] - total).exp()
         of_sinks = -(probability * (grad * attn_out).sum(-1, dtype=total.dtype)).sum((0, 2))
         return (*gradients, of_sinks.to(sinks.dtype), None)
-
-
-def _forward_on_cpu(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int
-) -> Tuple[torch.Tensor, ...]:
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    mask = _window_mask(queries, window)
-    results: Tuple[torch.Tensor, ...] = kernel(queries, keys, values, 0.0, mask is None, attn_mask=mask)
-    return results
-
-
-def _backward_on_cpu(*tensors_and_window: Any) -> Tuple[torch.Tensor, ...]:
-    *tensors, window = tensors_and_window
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    mask = _window_mask(tensors[1], window)
-    gradients: Tuple[torch.Tensor, ...] = kernel(*tensors, 0.0, mask is None, attn_mask=mask)
-    return gradients
 
 
 def _window_mask(queries: torch.Tensor, window: int) -> Optional[torch.Tensor]:
@@ -222,34 +223,6 @@ def _window_mask(queries: torch.Tensor, window: int) -> Optional[torch.Tensor]:
         return None
     is_hidden = ~visible(window, queries, queries)
     return queries.new_zeros(is_hidden.shape).masked_fill(is_hidden, float("-inf"))
-
-
-def _forward_on_gpu(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int
-) -> Tuple[torch.Tensor, ...]:
-    length = queries.shape[2]
-    attn_out, log_sum_exp, *state = torch.ops.aten._flash_attention_forward(
-        *_by_position(queries, keys, values),
-        None,
-        None,
-        length,
-        length,
-        0.0,
-        not window,
-        False,
-        **_window_options(window),
-    )
-    return attn_out.transpose(1, 2), log_sum_exp, *state[:2]  # the state of the random numbers, which backward takes
-
-
-def _backward_on_gpu(*tensors_and_window: Any) -> Tuple[torch.Tensor, ...]:
-    grad, queries, keys, values, attn_out, total, seed, offset, window = tensors_and_window
-    length = queries.shape[2]
-    gradients = torch.ops.aten._flash_attention_backward(
-        *_by_position(grad, queries, keys, values, attn_out), total, None, None, length, length, 0.0, not window,
-        seed, offset, **_window_options(window),
-    )  # fmt: skip
-    return tuple(gradient.transpose(1, 2) for gradient in gradients)
 
 
 def _by_position(*tensors: torch.Tensor) -> Tuple[torch.Tensor, ...]:

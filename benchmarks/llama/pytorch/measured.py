@@ -1,10 +1,11 @@
 """Loops of the Llama benches."""
 
 import dataclasses
+from contextlib import ExitStack, closing
 from functools import lru_cache, partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Callable, Generator, NamedTuple, Sequence
+from typing import Any, Callable, Generator, Sequence
 
 import torch
 
@@ -33,45 +34,57 @@ def for_one_rank(config: Any) -> Any:
     return dataclasses.replace(config, batch_size=batch, layers=layers, **dict.fromkeys(shared, 1))
 
 
-class Measured(NamedTuple):
-    """Functions to measure; ``synthetic``: a step's micro-batches, the argument for ``step``."""
+def subject(
+    config: Any,
+    ranks: Ranks,
+    *,
+    title: str,
+    vocabulary: int,
+    synthetic: Sequence[Any],
+    bare: Callable[[], Callable[[], None]],
+    step: Callable[[Any], Any],
+    read: Callable[[], Generator[Any, None, None]],
+    evaluated: Callable[[], None],
+    flops: float,
+) -> bench.Subject:
+    """Return the bench subject of a Llama benchmark.
 
-    title: str  # start of the title
-    vocabulary: int
-    synthetic: Sequence[Any]
-    bare: Callable[[], Callable[[], None]]  # builds the plain loop and returns its step
-    step: Callable[[Any], Any]
-    read: Callable[[], Generator[Any, None, None]]  # starts an infinite stream of batches
-    evaluated: Callable[[], None]  # the first micro-batch
-    flops: float  # per sample
+    Args:
+        config: for one rank.
+        ranks: one.
+        title: start of the title.
+        vocabulary: rows of the embedding.
+        synthetic: a step's micro-batches, the argument for ``step``.
+        bare: builds the plain loop and returns its step.
+        step: trains on a step's micro-batches.
+        read: starts an infinite stream of batches.
+        evaluated: evaluates the first micro-batch of ``synthetic``.
+        flops: per sample.
+    """
+    inputs = ExitStack()
 
+    def batches() -> Callable[[], Any]:
+        return partial(next, inputs.enter_context(closing(read())))
 
-def subject(config: Any, ranks: Ranks, measured: Measured) -> bench.Subject:
-    real, input_only = measured.read(), measured.read()
-
-    def close() -> None:
-        for batches in (real, input_only):
-            batches.close()
-
-    trained = partial(bench.training_loop, pytorch, config, ranks, measured.step)
-    bare = lru_cache(None)(measured.bare)  # built for its first step: `--only synthetic` needs neither time nor memory
+    trained = partial(bench.training_loop, pytorch, config, ranks, step)
+    built = lru_cache(None)(bare)  # for its first step: `--only synthetic` needs neither its time nor its memory
     loops = {
-        "bare": bench.repeated(lambda: bare()()),
-        "synthetic": trained(lambda: measured.synthetic),
-        "real": trained(partial(next, real)),
-        "input": bench.repeated(partial(next, input_only)),
-        bench.EVALUATION: bench.repeated(measured.evaluated),
+        "bare": bench.repeated(lambda: built()()),
+        "synthetic": trained(lambda: synthetic),
+        "real": trained(batches()),
+        "input": bench.repeated(batches()),
+        bench.EVALUATION: bench.repeated(evaluated),
     }
     return bench.Subject(
-        f"{measured.title}, {config.layers} layers, width {config.width}, {measured.vocabulary:,} entries, "
+        f"{title}, {config.layers} layers, width {config.width}, {vocabulary:,} entries, "
         f"{config.batch_size} samples of {config.sequence_length:,} tokens, {config.precision}, one {config.device}",
         config.batch_size * config.sequence_length,
         loops,
         {"bare": "plain PyTorch loop, synthetic data"},
-        {bench.EVALUATION: measured.synthetic[0].tokens.numel()},
-        close=close,
+        {bench.EVALUATION: synthetic[0].tokens.numel()},
+        close=inputs.close,
         unit="tokens",
-        flops=dict.fromkeys(("bare", "synthetic", "real"), config.batch_size * measured.flops),
+        flops=dict.fromkeys(("bare", "synthetic", "real"), config.batch_size * flops),
     )
 
 
@@ -97,19 +110,18 @@ def bare_step(
     return step
 
 
-class Benched(NamedTuple):
-    """A pretraining benchmark's functions for its bench."""
-
-    title: str
-    build: Callable[..., Any]
-    step: Callable[[Any, Batch, float], Any]
-    plain: Callable[[Network], None]
-
-
-def pretraining(benched: Benched, config: Any, ranks: Ranks, folder: Path) -> bench.Subject:
+def pretraining(
+    title: str,
+    build: Callable[..., Any],
+    step: Callable[[Any, Batch, float], Any],
+    plain: Callable[[Network], None],
+    config: Any,
+    ranks: Ranks,
+    folder: Path,
+) -> bench.Subject:
     data = open_data(folder)
     vocabulary = data.padded_vocabulary(config.vocabulary_multiple)
-    training = benched.build(config, vocabulary, ranks, {})
+    training = build(config, vocabulary, ranks, {})
     synthetic = synthetic_batch(config, vocabulary, ranks)
     samples = order.shuffled(data.train.lengths, config.sequence_length, STEPS * config.batch_size, config.seed)
     # The loops take more batches than the order has.
@@ -119,14 +131,15 @@ def pretraining(benched: Benched, config: Any, ranks: Ranks, folder: Path) -> be
         with torch.no_grad():
             training.network(synthetic[0].tokens, synthetic[0].labels, synthetic[0].positions)
 
-    measured = Measured(
-        benched.title,
-        vocabulary,
-        synthetic,
-        partial(bare_step, config, vocabulary, ranks, synthetic, benched.plain),
-        lambda batch: benched.step(training, batch, 0.0),
-        lambda: training_input(config, data.train, samples, ranks, cycle(range(numbers))),
-        evaluated,
-        training_flops(config, vocabulary, config.sequence_length),
+    return subject(
+        config,
+        ranks,
+        title=title,
+        vocabulary=vocabulary,
+        synthetic=synthetic,
+        bare=partial(bare_step, config, vocabulary, ranks, synthetic, plain),
+        step=lambda batch: step(training, batch, 0.0),
+        read=lambda: training_input(config, data.train, samples, ranks, cycle(range(numbers))),
+        evaluated=evaluated,
+        flops=training_flops(config, vocabulary, config.sequence_length),
     )
-    return subject(config, ranks, measured)

@@ -4,7 +4,6 @@ from typing import Any, Dict, Iterable, Mapping
 
 import torch
 
-from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.llama.pytorch import fp8, parallel, state
 from benchmarks.llama.pytorch.network import ComputeOptions, Network
@@ -21,10 +20,8 @@ class Training:
             self.network = Network(config.shape(vocabulary), ComputeOptions.of(config), attend)
         if config.fp8 != "none":
             fp8.set_up(self.network, config.fp8, ranks)
-        types = parallel.Types(pytorch.DTYPES[config.precision], pytorch.DTYPES[config.gradient_reduction])
-        parallel.distribute(
-            self.network, ranks, self.position, types, config.compile, expert_parallelism=config.expert_parallelism
-        )
+        policy, experts = parallel.policy_of(config), config.expert_parallelism
+        parallel.distribute(self.network, ranks, self.position, policy, config.compile, expert_parallelism=experts)
         parallel.initialize(self.network, config.initial_weights, config.seed, ranks.context)
         self.parameters = dict(self.network.named_parameters())
         self.optimizer = state.adamw(self.parameters, config)

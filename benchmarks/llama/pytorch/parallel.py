@@ -63,11 +63,13 @@ def mesh_position_of(ranks: Ranks, tensor: int, context: int) -> MeshPosition:
     return MeshPosition(ranks.size // size, ranks.rank // size, context, ranks.rank % size // tensor, tensor)
 
 
-class Types(NamedTuple):
-    """The types of GEMMs with the weights that they gather, and of the sums of gradients."""
+def policy_of(config: Any) -> MixedPrecisionPolicy:
+    """Return the types of GEMMs with the weights that they gather, and of the sums of gradients.
 
-    computed: torch.dtype
-    summed: torch.dtype
+    Keep cos and sin in fp32: they are the only layer input with a type different from the weights.
+    """
+    types = pytorch.DTYPES[config.precision], pytorch.DTYPES[config.gradient_reduction]
+    return MixedPrecisionPolicy(*types, cast_forward_inputs=False)
 
 
 def select_attention(config: Any, ranks: Ranks, position: MeshPosition) -> Optional[Attend]:
@@ -80,7 +82,7 @@ def distribute(
     network: Network,
     ranks: Ranks,
     position: MeshPosition,
-    types: Types,
+    policy: MixedPrecisionPolicy,
     compiles: bool = False,
     extra_plan: Mapping[str, ParallelStyle] = MappingProxyType({}),
     expert_parallelism: int = 1,
@@ -92,7 +94,7 @@ def distribute(
     """
     if compiles:
         compile_parts(network, position)
-    if ranks.size == 1 and types.computed == torch.float32:
+    if ranks.size == 1 and policy.param_dtype == torch.float32:
         return
     kind = ranks.context.type
     if not dist.is_initialized():  # FSDP casts dtypes, also on a single rank
@@ -100,8 +102,6 @@ def distribute(
     mesh = init_device_mesh(kind, (ranks.size // position.tensor, position.tensor), mesh_dim_names=("shard", "tensor"))
     if position.tensor > 1:
         split_products(network, mesh["tensor"], extra_plan)
-    # Keep cos and sin in fp32: they are the only layer input with a dtype different from the weights.
-    policy = MixedPrecisionPolicy(types.computed, types.summed, cast_forward_inputs=False)
     if expert_parallelism > 1:
         split_experts(network, ranks, expert_parallelism, policy)
     for layer in network.layers:
@@ -325,8 +325,3 @@ def initialize(network: Network, initial: float, seed: int, device: torch.device
         generator = torch.Generator(device).manual_seed(seed * SEED_STRIDE + number)
         values = torch.empty(parameter.shape, device=device).normal_(0.0, spread, generator=generator)
         keep(network, name, values[share(parameter)])
-
-
-def sum_of(loss: torch.Tensor) -> torch.Tensor:
-    """Return a loss that this rank's group computed."""
-    return full_tensor(loss)

@@ -56,7 +56,6 @@ def restore(parameters: Parameters, optimizer: torch.optim.Optimizer, every_rank
 
 @torch.no_grad()
 def forget(optimizer: torch.optim.Optimizer) -> None:
-    """Reset AdamW's state in place."""
     for state in optimizer.state.values():
         for values in state.values():
             parallel.local(values).zero_()

@@ -5,7 +5,7 @@ Keys: ``text`` (prompt), ``reference`` (original continuation), ``likeliest`` (g
 
 import json
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import List, Optional
 
 import numpy as np
 import torch
@@ -51,11 +51,10 @@ def write(network: Network, samples: List[np.ndarray], tokenizer: Path, ranks: R
     sample_tokens = torch.from_numpy(np.stack(samples)[:, :LENGTH].astype(np.int64)).to(ranks.context)
     length = sample_tokens.shape[1]
     prompt_length = max(1, length // 3)
-    drawing = torch.Generator().manual_seed(seed)
     continuations = {
         "reference": sample_tokens,
         "likeliest": continued(network, sample_tokens[:, :prompt_length], length, None),
-        "drawn": continued(network, sample_tokens[:, :prompt_length], length, drawing),
+        "drawn": continued(network, sample_tokens[:, :prompt_length], length, torch.Generator().manual_seed(seed)),
     }
     if ranks.rank:
         return
@@ -65,5 +64,4 @@ def write(network: Network, samples: List[np.ndarray], tokenizer: Path, ranks: R
             ends = {
                 name: read.decode(tokens[number, prompt_length:].tolist()) for name, tokens in continuations.items()
             }
-            line: Any = {"text": read.decode(text), **ends}
-            file.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
+            file.write((json.dumps({"text": read.decode(text), **ends}, ensure_ascii=False) + "\n").encode())

@@ -13,10 +13,6 @@ from benchmarks.llama.safetensors import Stored
 FUSED = "qkv_proj.weight"  # MLPerf's Llama 2 70B has the rows of queries, keys and values in one
 
 
-def is_fused(stored: Mapping[str, Stored]) -> bool:
-    return any(name.endswith(FUSED) for name in stored)
-
-
 def locate_tensor(name: str, network: Network, stored: Mapping[str, Stored]) -> Tuple[str, int, Tuple[int, ...]]:
     """Return a parameter's tensor name, first row and expected shape in the files."""
     published, full_shape = hf_name(name), network.get_parameter(name).shape

@@ -1,1 +1,0 @@
-"""LoRA fine-tuning of Llama 2 70B in PyTorch."""

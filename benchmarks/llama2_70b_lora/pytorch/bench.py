@@ -21,7 +21,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.llama.flops import adapter_flops
 from benchmarks.llama.pytorch import adapters
-from benchmarks.llama.pytorch.measured import Measured, for_one_rank, subject
+from benchmarks.llama.pytorch.measured import for_one_rank, subject
 from benchmarks.llama.pytorch.network import Network
 from benchmarks.llama.pytorch.parallel import initialize
 from benchmarks.llama2_70b_lora.dataset import open_data
@@ -32,14 +32,11 @@ from benchmarks.llama2_70b_lora.pytorch.train import build, mean_loss, train_ste
 
 
 class PlainDropout(adapters.Dropout):
-    """PyTorch's dropout."""
-
     def of(self, hidden: torch.Tensor, adapter: int, width: int) -> torch.Tensor:
         return functional.dropout(hidden, self.rule.dropout)
 
 
 def bare_step(config: Config, vocabulary: int, ranks: Ranks, batch: Batch) -> Callable[[], None]:
-    """Return a plain PyTorch loop's step with the same network and batch."""
     with torch.device("meta"):
         network = Network(config.shape(vocabulary))
     adapters.add(network, rule_of(config), 0)
@@ -80,17 +77,18 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         with torch.no_grad():
             mean_loss(training, synthetic[0])
 
-    measured = Measured(
-        f"Llama with LoRA of rank {config.lora_rank}",
-        vocabulary,
-        synthetic,
-        partial(bare_step, config, vocabulary, ranks, synthetic),
-        lambda batch: train_step(training, batch, 0.0),
-        lambda: training_input(config, data.train, ranks, cycle(range(numbers))),
-        evaluated,
-        adapter_flops(config, vocabulary, config.sequence_length),
+    return subject(
+        config,
+        ranks,
+        title=f"Llama with LoRA of rank {config.lora_rank}",
+        vocabulary=vocabulary,
+        synthetic=synthetic,
+        bare=partial(bare_step, config, vocabulary, ranks, synthetic),
+        step=lambda batch: train_step(training, batch, 0.0),
+        read=lambda: training_input(config, data.train, ranks, cycle(range(numbers))),
+        evaluated=evaluated,
+        flops=adapter_flops(config, vocabulary, config.sequence_length),
     )
-    return subject(config, ranks, measured)
 
 
 if __name__ == "__main__":

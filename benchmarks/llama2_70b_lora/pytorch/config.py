@@ -81,7 +81,6 @@ class Config(Derived):
     checkpoint_interval: int = 0  # evaluations between checkpoints; 0: only on a signal
 
     def shape(self, vocabulary: int) -> Shape:
-        scaling = Scaling()
         return Shape(
             vocabulary,
             self.layers,
@@ -90,7 +89,7 @@ class Config(Derived):
             self.key_value_heads,
             self.inner_width,
             self.rope_base,
-            scaling,
+            Scaling(),
             self.norm_epsilon,
         )
 
@@ -145,7 +144,6 @@ class Config(Derived):
         return memory.needed(self, vocabulary, ranks, parameters, self.activation_bytes())
 
     def mismatches(self, manifest: Manifest, ranks: int, available: float) -> List[Mismatch]:
-        """Check the data set, the number of ranks and the memory (bytes per rank)."""
         mismatches = rank_mismatches(self, ranks)
         length, vocabulary = manifest["facts"]["sequence_length"], manifest["facts"]["vocabulary"]
         if length != self.sequence_length:

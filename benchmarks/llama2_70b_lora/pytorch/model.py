@@ -5,7 +5,6 @@ from typing import Any, Dict, Iterable, Mapping, Optional
 
 import torch
 
-from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.llama.pytorch import adapters, fp8, parallel, state, weights
 from benchmarks.llama.pytorch.network import ComputeOptions, Network
@@ -28,23 +27,23 @@ class Training:
         """
         self.config, self.ranks, self.vocabulary, self.base = config, ranks, vocabulary, base
         self.position = parallel.mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)
-        types = parallel.Types(pytorch.DTYPES[config.precision], pytorch.DTYPES[config.gradient_reduction])
+        policy = parallel.policy_of(config)
         stored = tensors_of(base) if base else {}
         attend = parallel.select_attention(config, ranks, self.position)
         with torch.device("meta"):
             self.network = Network(config.shape(vocabulary), ComputeOptions.of(config), attend)
-        self.network.to(types.computed)
+        self.network.to(policy.param_dtype)
         if config.fp8 != "none":
             fp8.set_up(self.network, config.fp8, ranks, frozen=True)
         self.dropout = adapters.add(self.network, rule_of(config), ranks.rank % self.position.tensor)
-        parallel.distribute(self.network, ranks, self.position, types, config.compile, adapters.splits())
+        parallel.distribute(self.network, ranks, self.position, policy, config.compile, adapters.splits())
         if base:
             self.network.to_empty(device=ranks.context)
             weights.fill(self.network, stored)
         else:
             parallel.initialize(self.network, config.initial_weights, config.seed, ranks.context)
         adapters.initialize(self.network, config.seed)
-        self.fused = not base or weights.is_fused(stored)
+        self.fused = not base or any(name.endswith(weights.FUSED) for name in stored)
         self.adapters = adapters.trained(self.network)
         self.optimizer = state.adamw(self.adapters, config)
 

@@ -22,7 +22,7 @@ from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.llama.flops import adapter_flops
 from benchmarks.llama.pytorch import adapters
-from benchmarks.llama.pytorch.parallel import loss_context, sum_of
+from benchmarks.llama.pytorch.parallel import full_tensor, loss_context
 from benchmarks.llama2_70b_lora import mlperf, schedule
 from benchmarks.llama2_70b_lora.dataset import DataSet, open_data
 from benchmarks.llama2_70b_lora.pytorch.config import Config
@@ -78,7 +78,7 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
         with loss_context(training.position):
             loss = mean_loss(training, part) / len(batch)
             loss.backward()
-        total += sum_of(loss.detach())
+        total += full_tensor(loss.detach())
     dropout.samples = adapters.NO_SAMPLES
     for group in training.optimizer.param_groups:
         group["lr"] = rate
@@ -92,7 +92,7 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
 def evaluation_loss(training: Training, part: MicroBatch) -> torch.Tensor:
     # Mean loss of the samples of this rank's group.
     with loss_context(training.position):
-        return sum_of(mean_loss(training, part))
+        return full_tensor(mean_loss(training, part))
 
 
 @torch.no_grad()

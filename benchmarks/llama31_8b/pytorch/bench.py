@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
-from benchmarks.llama.pytorch.measured import Benched, for_one_rank, pretraining
+from benchmarks.llama.pytorch.measured import for_one_rank, pretraining
 from benchmarks.llama.pytorch.network import Network
 from benchmarks.llama31_8b.pytorch.config import Config
 from benchmarks.llama31_8b.pytorch.train import build, train_step
@@ -30,7 +30,7 @@ def plain(network: Network) -> None:
         layer.self_attn.attend = repeated
 
 
-prepare = partial(pretraining, Benched("Llama", build, train_step, plain))
+prepare = partial(pretraining, "Llama", build, train_step, plain)
 
 if __name__ == "__main__":
     bench.main(__doc__, Config, pytorch, prepare, for_one_rank=for_one_rank)

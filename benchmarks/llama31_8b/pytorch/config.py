@@ -90,7 +90,6 @@ class Config(Derived):
     async_checkpoints: bool = True  # write checkpoints from a copy in main memory while training continues
 
     def shape(self, vocabulary: int) -> Shape:
-        scaling = Scaling(self.rope_factor, self.rope_low_frequency, self.rope_high_frequency, self.rope_context)
         return Shape(
             vocabulary,
             self.layers,
@@ -99,7 +98,7 @@ class Config(Derived):
             self.key_value_heads,
             self.inner_width,
             self.rope_base,
-            scaling,
+            Scaling(self.rope_factor, self.rope_low_frequency, self.rope_high_frequency, self.rope_context),
             self.norm_epsilon,
         )
 
@@ -148,7 +147,6 @@ class Config(Derived):
         return memory.needed(self, vocabulary, ranks, parameters, self.activation_bytes())
 
     def mismatches(self, manifest: Manifest, ranks: int, available: float) -> List[Mismatch]:
-        """Check the data set, the number of ranks and the memory (bytes per rank)."""
         mismatches = rank_mismatches(self, ranks) + text_mismatches(self, manifest)
         return mismatches + memory.mismatches(
             self, self.needed_memory(manifest["facts"]["vocabulary"], ranks), available

@@ -38,7 +38,7 @@ from benchmarks.llama.pytorch.data import (
 )
 from benchmarks.llama.pytorch.model import Training
 from benchmarks.llama.pytorch.network import IGNORE_INDEX
-from benchmarks.llama.pytorch.parallel import loss_context, sum_of
+from benchmarks.llama.pytorch.parallel import full_tensor, loss_context
 from benchmarks.llama.tokenization import FILE
 from benchmarks.llama31_8b.pytorch.config import Config
 
@@ -76,7 +76,7 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
             # FSDP averages gradients over ranks, so normalize by the rank's positions.
             loss = training.network(part.tokens, part.labels, part.positions) / positions
             loss.backward()
-        total += sum_of(loss.detach())
+        total += full_tensor(loss.detach())
     for group in training.optimizer.param_groups:
         group["lr"] = rate
     torch.nn.utils.clip_grad_norm_(training.network.parameters(), config.gradient_clip, foreach=True)
@@ -89,7 +89,7 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
 def evaluation_loss(training: Training, part: MicroBatch) -> torch.Tensor:
     # Summed loss of the samples of this rank's group.
     with loss_context(training.position):
-        return sum_of(training.network(part.tokens, part.labels, part.positions))
+        return full_tensor(training.network(part.tokens, part.labels, part.positions))
 
 
 @torch.no_grad()

@@ -151,8 +151,7 @@ def evaluation_batches(
 
     def make(step: int) -> SourceBatch:
         indices = order.batch(step, ranks.rank, ranks.size)
-        arrays = padded(sentences, indices, int(shape.source_bos), 1, shape.multiple)
-        return SourceBatch(indices, *map(copy, arrays))
+        return SourceBatch(indices, *map(copy, padded(sentences, indices, int(shape.source_bos), 1, shape.multiple)))
 
     with closing(read_ahead(make, range(order.steps), ahead, 1)) as batches:
         for batch in batches:

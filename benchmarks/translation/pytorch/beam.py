@@ -52,8 +52,7 @@ def coverage_penalty(factor: float) -> Coverage:
     """
 
     def penalty(attention: torch.Tensor) -> torch.Tensor:
-        logarithms = attention.clamp(0, 1).log()
-        return factor * logarithms.masked_fill(attention <= 0, 0).sum(-1)
+        return factor * attention.clamp(0, 1).log().masked_fill(attention <= 0, 0).sum(-1)
 
     return penalty
 
@@ -145,8 +144,7 @@ def search(
         probabilities, attention = step(last, position, state)
         if rules.coverage is not None and attention is not None:
             alive = _attend(alive, attention)
-        costs = _costs(probabilities, alive, position, rules)
-        alive, source, done = grow(alive, best, costs, position, rules)
+        alive, source, done = grow(alive, best, _costs(probabilities, alive, position, rules), position, rules)
         active = (~done).nonzero(as_tuple=True)[0]
         if len(active) == 0:
             break

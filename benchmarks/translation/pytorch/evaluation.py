@@ -123,12 +123,11 @@ def quality(
 
 def write_translations(output: Path, epoch: int, texts: Sequence[str], data: DataSet) -> None:
     # Replace ``translations.jsonl``: a line a sentence with epoch (from 1), index, source, hypothesis, reference.
-    fields = zip(data.sources, texts, data.references)
     _replace(
         output / TRANSLATIONS,
         (
             {"epoch": epoch, "index": index, "source": source, "hypothesis": hypothesis, "reference": reference}
-            for index, (source, hypothesis, reference) in enumerate(fields)
+            for index, (source, hypothesis, reference) in enumerate(zip(data.sources, texts, data.references))
         ),
     )
 
