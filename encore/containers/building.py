@@ -223,8 +223,7 @@ def build(choice: Choice, engine: Engine, base_name: str | None, force: bool, on
     # The commit of the checkout, marked where files differ from it
     state = checkout.code_state()
     commit = (state["commit"] or "unknown") + ("-changed" if state["uncommitted_sha256"] else "")
-    arguments = {"BASE": base, "CODE": code_id(), "COMMIT": commit}
-    run_build(engine, dockerfile(choice.name), tags, arguments, on_line)
+    run_build(engine, dockerfile(choice.name), tags, {"BASE": base, "CODE": code_id(), "COMMIT": commit}, on_line)
     return tags[0]
 
 
@@ -387,5 +386,4 @@ def import_debian(engine: Engine, name: str, on_line: OnLine) -> None:
         must(command, on_line, "the minimal Debian could not be created")
         archive = Path(temporary) / "root.tar"
         must(["tar", "-C", str(folder), "-cf", str(archive), "."], on_line, "tar")
-        imported = [engine.program, "import", str(archive), name]
-        must(imported, on_line, "the minimal Debian could not be imported")
+        must([engine.program, "import", str(archive), name], on_line, "the minimal Debian could not be imported")

@@ -53,10 +53,9 @@ def check_as_submitted(target: Target, configuration: Configuration) -> list[Che
     used = target.as_json()
     base = (used and used["base"]) or ""
     here = str(target.python or "the host's Python") if target.runtime == "host" else base
-    differences = images.differences(configuration.choice, configuration.system, here)
     return [
         Check("WARN", difference.what, f"not as submitted, {difference.submitted}, but {difference.here}")
-        for difference in differences
+        for difference in images.differences(configuration.choice, configuration.system, here)
     ]
 
 
@@ -168,8 +167,7 @@ def check_python(target: Target, configuration: Configuration) -> Check:
 def named_python(file: Path, configuration: Configuration) -> Path:
     """Return the user's Python; EncoreError if requirements of the benchmark are missing."""
     python = file.expanduser().absolute()
-    target = runtimes.query_python(Target(python=python), configuration.choice, {})
-    refuse_failed([check_python(target, configuration)])
+    refuse_failed([check_python(runtimes.query_python(Target(python=python), configuration.choice, {}), configuration)])
     return python
 
 
@@ -204,8 +202,7 @@ def _check_gpu_run(target: Target, configuration: Configuration, machine: Node) 
     engine, choice = target.engine, configuration.choice
     labels = target.image_info.labels if target.image_info else {}
     if "encore.standin" in labels:
-        wrong = f"{target.image} is built on the CPU base"
-        checks.append(Check("FAIL", "image", wrong, f"make build-{choice.name}"))
+        checks.append(Check("FAIL", "image", f"{target.image} is built on the CPU base", f"make build-{choice.name}"))
     if engine is not None:
         wrong = f"{engine.name} cannot pass GPUs to containers"
         checks += [Check("FAIL", "GPU toolkit", wrong, engines.NO_TOOLKIT)] if engine.gpu_access is None else []

@@ -143,8 +143,7 @@ def alternatives(benchmark: Benchmark, releases: Sequence[Release], gpu: Gpu) ->
     able = [r for r in releases if check_architecture(r, gpu).level == "OK"]
     frameworks = {release.framework for release in able}
     for choice in catalogue.choices().values():
-        same = choice.benchmark.name == benchmark.name
-        if same and choice.implementation.framework in frameworks:
+        if choice.benchmark.name == benchmark.name and choice.implementation.framework in frameworks:
             release = [r.release for r in able if r.framework == choice.implementation.framework][-1]
             return f"use {choice.name} on release {release}, which runs on {architecture(gpu)}"
     references = ", ".join(release.reference for release in able) or "none"

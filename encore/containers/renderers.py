@@ -132,14 +132,13 @@ def _oci(engine: str, job: Job, container: Container, options: list[str], gpu_ac
     cleanup: tuple[str, ...] = (program, "rm", "--force", "--volumes", container.name)
     if job.launch.outer:
         name = ["--label", f"{LABEL}={container.name}"]
-        cleanup_arguments = json.dumps({"engine": program, "label": f"{LABEL}={container.name}"})
         cleanup = (
             *job.launch.everywhere,
             sys.executable,
             "-m",
             "encore.machine.host_actions",
             "remove-containers",
-            cleanup_arguments,
+            json.dumps({"engine": program, "label": f"{LABEL}={container.name}"}),
         )
     pins_memory = bool(job.gpus or container.infiniband)
     mounts = (
@@ -246,8 +245,7 @@ def host(job: Job, python: Path, caller: Mapping[str, str], is_user_python: bool
     }
     argv = job.argv
     if is_user_python:
-        modules = {name: (str(python), "-m", module) for name, module in MODULES.items()}
-        programs = {**modules, "python": (str(python),)}
+        programs = {**{name: (str(python), "-m", module) for name, module in MODULES.items()}, "python": (str(python),)}
         argv = tuple(part for word in argv for part in programs.get(word, (word,)))
     export = job.launch.export
     exported = [word for name in sorted(environment) for word in (*export, name)] if export else []

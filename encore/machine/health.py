@@ -86,11 +86,10 @@ def _interfaces() -> dict[str, Any]:
 
 def pci_gpus() -> int:
     """Count NVIDIA GPUs on the PCI bus, including GPUs that the driver does not see."""
-    devices = Path("/sys/bus/pci/devices").glob("*")
     # Class 0x0300 is a VGA controller, 0x0302 a 3D controller.
     return sum(
         text_of(device / "vendor").strip() == NVIDIA and text_of(device / "class").startswith(("0x0300", "0x0302"))
-        for device in devices
+        for device in Path("/sys/bus/pci/devices").glob("*")
     )
 
 

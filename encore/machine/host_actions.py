@@ -129,8 +129,7 @@ ACTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 def main() -> int:
     action, arguments = sys.argv[1], json.loads(sys.argv[2])
-    node = os.environ.get("SLURMD_NODENAME") or platform.node()
-    print(json.dumps({"node": node, **ACTIONS[action](arguments)}))
+    print(json.dumps({"node": os.environ.get("SLURMD_NODENAME") or platform.node(), **ACTIONS[action](arguments)}))
     return 0
 
 

@@ -137,13 +137,12 @@ def check_nodes(
             )
         else:
             checks_by_node[node] += [*_check_node(facts_by_node[node]), *_check_gpus(facts_by_node[node])]
-    compared = (
+    for node, check in (
         *_compare_properties(facts_by_node),
         *_compare_speeds(facts_by_node),
         *_compare_gpu_pairs(facts_by_node),
         *_check_node_pairs(facts_by_node, pairs or {}),
-    )
-    for node, check in compared:
+    ):
         checks_by_node[node].append(check)
     return [
         Verdict(node, tuple(checks) or (Check("OK", "node", _summary(facts_by_node[node])),))
@@ -238,8 +237,7 @@ def _compare_properties(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[st
                     node,
                     Check(rule.level, rule.title, f"its GPUs differ: {', '.join(map(str, sorted(set(gpu_values))))}"),
                 )
-        lowest = {node: min(gpu_values) for node, gpu_values in plain.items() if gpu_values}
-        yield from _compare_values(rule, lowest)
+        yield from _compare_values(rule, {node: min(gpu_values) for node, gpu_values in plain.items() if gpu_values})
     for folder in dict.fromkeys(folder for info in facts_by_node.values() for folder in info.get("disks", {})):
         kinds = {node: info["disks"].get(folder, {}).get("mounted", "") for node, info in facts_by_node.items()}
         yield from _compare_values(Equal("mounted", f"file system of {folder}", ordered=False), kinds)
@@ -258,8 +256,7 @@ def _compare_values(rule: Equal, values: Mapping[str, Any]) -> Iterator[tuple[st
     counts = Counter(map(repr, values.values())).most_common()
     if len(counts) < 2:
         return
-    by_majority = counts[0][1] > sum(count for _, count in counts[1:])
-    if by_majority:
+    if counts[0][1] > sum(count for _, count in counts[1:]):
         usual = next(value for value in values.values() if repr(value) == counts[0][0])
     elif rule.ordered:
         usual = max(value for value in values.values() if value is not None)

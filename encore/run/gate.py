@@ -147,8 +147,7 @@ def _pairs(
     size = ("--device", "gpu") if cards else ("--device", "cpu", "--most-bytes", str(1 << 22))
     program = (str(python), "-m", "benchmarks.common.checks.link_speeds", *size)
     for pairs in node_checks.rounds_of(names):
-        remaining = until - time.monotonic()
-        if remaining < PAIR_SECONDS:
+        if until - time.monotonic() < PAIR_SECONDS:
             on_step(f"not measured (time limit): {', '.join('-'.join(pair) for pair in pairs)}")
             continue
         on_step(f"measuring between {', '.join('-'.join(pair) for pair in pairs)}")

@@ -219,28 +219,26 @@ def create(plan: Plan, context: str = "") -> RunFolder:
         job = runner.job_of(plan, path / "experiment_0")
         command = Command(argv=job.argv, environment=job.environment, working_directory=path, runtime="kubernetes")
         target = (plan.target.runtime, plan.target.as_json())
-        kubernetes = {
-            "folder": str(path),
-            "settings": {**pods.settings.model_dump(mode="json"), "context": context},
-            "kind": pods.kind,
-            "seconds": pods.seconds,
-            "prepares": list(pods.prepares),
-            "user": os.getuid() if pods.settings.user is None else pods.settings.user,
-            "group": os.getgid() if pods.settings.group is None else pods.settings.group,
-        }
         return {
             **run_metadata.describe(plan.configuration, command, data_set, machine, seeds, *target),
             "drop_caches": False,
             "extra_environment": run_metadata.redact(plan.extra_environment),
-            "kubernetes": kubernetes,
+            "kubernetes": {
+                "folder": str(path),
+                "settings": {**pods.settings.model_dump(mode="json"), "context": context},
+                "kind": pods.kind,
+                "seconds": pods.seconds,
+                "prepares": list(pods.prepares),
+                "user": os.getuid() if pods.settings.user is None else pods.settings.user,
+                "group": os.getgid() if pods.settings.group is None else pods.settings.group,
+            },
         }
 
     system = run_metadata.system_description(plan.configuration, machine, {})
     folder = run_folder.create(plan.results, plan.label, content, system, plan.configuration.plain(), seeds)
     for experiment in folder.experiments():
         run_metadata.write_log_header(experiment.log, plan.configuration, machine, False)
-        name = workloads.name_of(folder, experiment)
-        experiment.set_state(ExperimentState(status="prepared", job=name))
+        experiment.set_state(ExperimentState(status="prepared", job=workloads.name_of(folder, experiment)))
     return folder
 
 

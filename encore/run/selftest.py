@@ -167,8 +167,7 @@ def result_row(process: Completed, work: Path, seconds: float, row: Row) -> Row:
     if not isinstance(answer, dict) or answer.get("result") not in ("OK", "FAIL", "SKIPPED"):
         how = f"signal {-process.code}" if process.code < 0 else f"exit code {process.code}"
         return replace(row, result="FAIL", found=f"ended with {how} and without a result", lines=process.lines)
-    lines = tuple(answer.get("lines", ()))
-    return replace(row, result=answer["result"], found=answer["found"], lines=lines)
+    return replace(row, result=answer["result"], found=answer["found"], lines=tuple(answer.get("lines", ())))
 
 
 # -- where -------------------------------------------------------------------------------------------

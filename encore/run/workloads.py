@@ -103,16 +103,14 @@ def _note(folder: RunFolder, experiment: Experiment, progress: follow.Progress) 
     plan = planning.plan_of(folder, in_pods=True)
     content = folder.metadata()
     with contextlib.suppress(EncoreError):
-        manifest = data_sets.read_passport(experiment.folder)
-        content["data"] = run_metadata.data_facts(manifest, content["data"]["folder"])
+        content["data"] = run_metadata.data_facts(data_sets.read_passport(experiment.folder), content["data"]["folder"])
         content["submission"] = run_metadata.submission_of(plan.configuration, content["data"])
     with contextlib.suppress(EncoreError, KeyError, TypeError):
         node = files.read_json(experiment.folder / "node.json")
         gpus = tuple(Gpu(**gpu) for gpu in node.pop("gpus"))
         machine = Node(operating_system="", gpus=gpus, **node)
         content["node"] = machine
-        system = run_metadata.system_description(plan.configuration, machine, {})
-        files.write_json(folder.path / "system.json", system)
+        files.write_json(folder.path / "system.json", run_metadata.system_description(plan.configuration, machine, {}))
     run_folder.write_metadata(folder.path, content)
     folder.note_ranks(experiment.number, run_metadata.redact(progress.environment), progress.reported)
 
@@ -213,11 +211,10 @@ def copy_commands(folder: RunFolder) -> list[str]:
     context = ("--context", settings.context) if settings.context else ()
     kubectl = ("kubectl", *context, "--namespace", settings.namespace)
     overrides = f"--overrides={json.dumps({'spec': spec})}"
-    source = f"{name}:{there}"
     return [
         shlex.join((*kubectl, "run", name, f"--image={image}", "--restart=Never", overrides)),
         shlex.join((*kubectl, "wait", "--for=condition=Ready", f"pod/{name}", "--timeout=10m")),
-        shlex.join((*kubectl, "cp", source, str(folder.path))),
+        shlex.join((*kubectl, "cp", f"{name}:{there}", str(folder.path))),
         shlex.join((*kubectl, "delete", "pod", name)),
         hints.follow(folder.path),
     ]

@@ -165,8 +165,7 @@ def estimate(configuration: Configuration, runs: int) -> Estimate:
     if result is None or result.score_minutes is None:
         return Estimate(None, "no published time of this configuration: using the limit of the partition")
     submitted = system.nodes * system.gpus_per_node
-    scaled = result.score_minutes * submitted / configuration.ranks
-    minutes = SETUP_MINUTES + math.ceil(MARGIN * scaled * runs)
+    minutes = SETUP_MINUTES + math.ceil(MARGIN * result.score_minutes * submitted / configuration.ranks * runs)
     reason = f"{result.name} took {result.score_minutes:.4g} min on {submitted} GPUs; times {MARGIN:g}, {runs} run(s)"
     return Estimate(minutes, f"{reason}, {configuration.ranks} GPUs, and {SETUP_MINUTES} min for set-up")
 

@@ -196,10 +196,9 @@ def _query_nodes(action: str, nodes: int, question: str = "null") -> list[dict[s
 
 
 def check_nodes(nodes: int, needs: Sequence[Need]) -> list[Check]:
-    answers = _query_nodes("check", nodes, host_requirements.question(needs))
     failed = [
         check
-        for answer in answers
+        for answer in _query_nodes("check", nodes, host_requirements.question(needs))
         for check in host_requirements.failed_checks("node", answer["node"], answer["problems"], needs)
     ]
     return [replace(failure, hint=f"{failure.hint}; or exclude the node: sbatch --exclude=NODE") for failure in failed]

@@ -37,8 +37,7 @@ def run(hosts: Sequence[str], argv: Sequence[str]) -> int:
     children = []
     for number, host in enumerate(hosts):
         # The first host is this machine, where ssh to localhost need not be allowed.
-        shell = command(host) if number else ("sh", "-s")
-        child = subprocess.Popen(shell, stdin=subprocess.PIPE, text=True)
+        child = subprocess.Popen(command(host) if number else ("sh", "-s"), stdin=subprocess.PIPE, text=True)
         assert child.stdin is not None
         child.stdin.write(script(argv, os.environ, str(Path.cwd()), number))
         child.stdin.close()

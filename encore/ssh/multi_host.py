@@ -74,21 +74,19 @@ def launch_with(name: str, hosts: tuple[Host, ...], output: str, interface: str,
         )  # fmt: skip
         return Launch("mpirun", outer=mpi, environment=HOROVOD_BY_MPI, export=("-x",))
     # encore.ssh.each_host starts torchrun on every host and sets PET_NODE_RANK.
-    names = ",".join(host.name for host in hosts)
-    torchrun = (
-        "torchrun",
-        f"--nnodes={len(hosts)}",
-        f"--nproc-per-node={hosts[0].slots}",
-        f"--master-addr={hosts[0].name}",
-        f"--master-port={FIRST_PORT + zlib.crc32(output.encode()) % PORTS}",
-        f"--log-dir={output}/ranks",
-        "--redirects=3",
-        "--no-python",
-    )
     return Launch(
         "torchrun",
-        inner=torchrun,
-        outer=(sys.executable, "-m", "encore.ssh.each_host", "--hosts", names, "--"),
+        inner=(
+            "torchrun",
+            f"--nnodes={len(hosts)}",
+            f"--nproc-per-node={hosts[0].slots}",
+            f"--master-addr={hosts[0].name}",
+            f"--master-port={FIRST_PORT + zlib.crc32(output.encode()) % PORTS}",
+            f"--log-dir={output}/ranks",
+            "--redirects=3",
+            "--no-python",
+        ),
+        outer=(sys.executable, "-m", "encore.ssh.each_host", "--hosts", ",".join(host.name for host in hosts), "--"),
         environment={"GLOO_SOCKET_IFNAME": interface} if interface else {},
     )
 
@@ -105,8 +103,7 @@ def choose(name: str | None, framework: str, hosts: tuple[Host, ...]) -> str:
     """
     if not hosts:
         if name is not None:
-            hint = "add --hosts n1:4,n2:4, or --hostfile FILE"
-            raise EncoreError(f"--launcher {name} without hosts", hint=hint)
+            raise EncoreError(f"--launcher {name} without hosts", hint="add --hosts n1:4,n2:4, or --hostfile FILE")
         return ""
     communication = catalogue.framework(framework).communication
     fitting = [launcher for launcher, starts in LAUNCHERS.items() if starts == communication]
@@ -134,8 +131,7 @@ def local_checks(hosts: tuple[Host, ...], launcher: str, runtime: str) -> list[C
         checks.append(Check("FAIL", "hosts", f"runtime {runtime} is not supported over ssh", by_slurm))
     if not is_local(first):
         move = f"put {platform.node()} first, or start the run on {first}"
-        elsewhere = f"the first host, {first}, is not this machine, where rank 0 runs"
-        checks.append(Check("FAIL", "hosts", elsewhere, move))
+        checks.append(Check("FAIL", "hosts", f"the first host, {first}, is not this machine, where rank 0 runs", move))
     if shutil.which(program) is None:
         checks.append(Check("FAIL", "launcher", f"no {program} on PATH", f"apt-get install {package} (Debian, Ubuntu)"))
     return checks or [Check("OK", "hosts", f"{', '.join(map(str, hosts))} by {launcher}")]
@@ -212,12 +208,10 @@ def launch(launcher: str, hosts: tuple[Host, ...], output: str, extra: Mapping[s
 
 def add_cleanup(command: Command, hosts: tuple[Host, ...], output: Path, caller: Mapping[str, str]) -> Command:
     """Add the caller's ssh agent, cleanup and telemetry to the command."""
-    variables = {**command.environment, **({AGENT: caller[AGENT]} if AGENT in caller else {})}
-    cleanup_command = cleanup(output, hosts[1:]) if hosts[1:] else ()
     return replace(
         command,
-        environment=variables,
-        cleanup=cleanup_command,
+        environment={**command.environment, **({AGENT: caller[AGENT]} if AGENT in caller else {})},
+        cleanup=cleanup(output, hosts[1:]) if hosts[1:] else (),
         samplers=samplers(hosts[1:], output / "telemetry.jsonl"),
     )
 
