@@ -72,7 +72,7 @@ def lines_at_end(path: Path, size: int) -> list[str]:
         return []
 
 
-def json_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+def json_objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
     # Objects in JSON lines; skips truncated, damaged and other lines.
     for line in lines:
         with suppress(ValueError, RecursionError):

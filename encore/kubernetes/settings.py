@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from encore import names
 from encore.catalogue import Strict
@@ -57,11 +57,12 @@ class Kubernetes(Strict):
 def volume(text: str) -> Volume:
     """Return the volume of ``--volume /shared=CLAIM``, or ``/shared`` for a folder of the nodes."""
     path, _, claim = text.partition("=")
-    if not path.startswith("/"):
-        raise EncoreError(f"--volume {text}", expected="/FOLDER=CLAIM, or /FOLDER for a folder of every node")
-    if claim and not CLAIM.fullmatch(claim):
-        raise EncoreError(f"--volume {text}", expected="a claim name of lower case letters, digits, - and .")
-    return Volume(path=Path(path), claim=claim)
+    try:
+        return Volume(path=Path(path), claim=claim)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        expected = "/FOLDER=CLAIM, or /FOLDER for a folder of every node"
+        raise EncoreError(f"--volume {text}: {reason}", expected=expected) from error
 
 
 def check_kind(kind: str) -> None:

@@ -19,7 +19,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +64,8 @@ def probe(question: dict[str, Any]) -> dict[str, Any]:
         "gpus": cards,
         "xids": xids(),
         **_interfaces(),
-        "cpu_rate": on_all_cores(prepare_hash),
-        "memory_rate": on_all_cores(prepare_copy),
+        "cpu_rate": on_all_cores(lambda: partial(hashlib.sha256, bytes(HASHED)), HASHED),
+        "memory_rate": on_all_cores(copy, 2 * COPIED),
         "disks": {folder: disk(Path(folder), question.get("named", False)) for folder in question.get("disks", ())},
         **(connections() if cards else {"links": [], "floor": None, "nvlink_rate": None}),
         "clock_offset": clock_offset(question.get("clock", "")),
@@ -103,9 +105,9 @@ def _gpu(handle: Any) -> dict[str, Any]:
     import pynvml
 
     readings: dict[str, Callable[[], Any]] = {
-        "name": lambda: node.text(pynvml.nvmlDeviceGetName(handle)),
-        "driver": lambda: node.text(pynvml.nvmlSystemGetDriverVersion()),
-        "vbios": lambda: node.text(pynvml.nvmlDeviceGetVbiosVersion(handle)),
+        "name": lambda: pynvml.nvmlDeviceGetName(handle),
+        "driver": lambda: pynvml.nvmlSystemGetDriverVersion(),
+        "vbios": lambda: pynvml.nvmlDeviceGetVbiosVersion(handle),
         "compute_capability": lambda: ".".join(map(str, pynvml.nvmlDeviceGetCudaComputeCapability(handle))),
         **node.condition(handle),
         # Rows remapped after correctable and uncorrectable errors, reset pending, remapping failed.
@@ -142,49 +144,32 @@ def xids(log: str | None = None, uptime: float | None = None) -> list[int] | Non
 # -- how fast it is -----------------------------------------------------------------------------------------
 
 
-def on_all_cores(prepare: Callable[[], Callable[[], int]]) -> float:
+def on_all_cores(prepare: Callable[[], Callable[[], object]], size: int) -> float:
     """Run a function on one thread per core. Return the bytes per second of the fastest repetition.
 
-    ``prepare`` returns a function per thread, which returns its byte count and must release the GIL.
+    ``prepare`` returns a function per thread, which processes ``size`` bytes and must release the GIL.
     """
     calls = [prepare() for _ in range(node.cores())]
-    return max(_together(calls) for _ in range(REPEATS))
+    return size * max(_calls_per_second(calls) for _ in range(REPEATS))
 
 
-def _together(calls: Sequence[Callable[[], int]]) -> float:
-    done, end = [0] * len(calls), time.perf_counter() + SECONDS
-
-    def repeat(number: int) -> None:
-        while time.perf_counter() < end:
-            done[number] += calls[number]()
-
-    threads = [threading.Thread(target=repeat, args=(number,)) for number in range(len(calls))]
+def _calls_per_second(calls: Sequence[Callable[[], object]]) -> float:
     began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(done) / (time.perf_counter() - began)
+
+    def repeat(call: Callable[[], object]) -> int:
+        count = 0
+        while time.perf_counter() < began + SECONDS:
+            call()
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return sum(pool.map(repeat, calls)) / (time.perf_counter() - began)
 
 
-def prepare_hash() -> Callable[[], int]:
-    data = bytes(HASHED)
-
-    def call() -> int:
-        hashlib.sha256(data)
-        return HASHED
-
-    return call
-
-
-def prepare_copy() -> Callable[[], int]:
+def copy() -> Callable[[], object]:
     source, target = (ctypes.create_string_buffer(COPIED) for _ in range(2))
-
-    def call() -> int:
-        ctypes.memmove(target, source, COPIED)
-        return 2 * COPIED  # Read and written
-
-    return call
+    return partial(ctypes.memmove, target, source, COPIED)
 
 
 def disk(folder: Path, must_exist: bool = False) -> dict[str, Any]:

@@ -32,18 +32,6 @@ def digest(path: Path) -> str:
     return content.hexdigest()
 
 
-def _same(path: str, expected: str) -> str:
-    return "" if digest(Path(path)) == expected else f"{path} is missing or differs"
-
-
-def _executable(path: str, _: str) -> str:
-    return "" if os.access(path, os.X_OK) else f"no {path}"
-
-
-def _readable(path: str, _: str) -> str:
-    return "" if os.access(path, os.R_OK) else f"{path} cannot be read"
-
-
 def _shared(mark: str, _: str) -> str:
     # Look for a recently created file, and write a file. Read-only mounts, and users unknown to the server, are only
     # detected by writing.
@@ -57,10 +45,6 @@ def _shared(mark: str, _: str) -> str:
         return f"{folder} cannot be written: {error.strerror}"
 
 
-def _program(name: str, _: str) -> str:
-    return "" if shutil.which(name) else f"{name} is not on PATH"
-
-
 def _image(engine: str, image: str) -> str:
     command = [engine, "image", "inspect", image]
     try:
@@ -69,10 +53,6 @@ def _image(engine: str, image: str) -> str:
         return f"{engine}: {error}"
     reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
     return "" if done.returncode == 0 else f"{engine}: {reason}"
-
-
-def _interface(name: str, _: str) -> str:
-    return "" if Path("/sys/class/net", name).exists() else f"no network interface {name}"
 
 
 def _gpus(min_count: str, _: str) -> str:
@@ -84,9 +64,15 @@ def _gpus(min_count: str, _: str) -> str:
 GPU_FILES = (("/proc/driver/nvidia/gpus", "*"), ("/dev", "nvidia[0-9]*"))
 # Each function returns the problem; empty if the requirement is met.
 PROBES: dict[str, Callable[[str, str], str]] = {
-    "same": _same, "executable": _executable, "readable": _readable, "shared": _shared, "program": _program,
-    "image": _image, "interface": _interface, "gpus": _gpus,
-}  # fmt: skip
+    "same": lambda path, expected: "" if digest(Path(path)) == expected else f"{path} is missing or differs",
+    "executable": lambda path, _: "" if os.access(path, os.X_OK) else f"no {path}",
+    "readable": lambda path, _: "" if os.access(path, os.R_OK) else f"{path} cannot be read",
+    "shared": _shared,
+    "program": lambda name, _: "" if shutil.which(name) else f"{name} is not on PATH",
+    "image": _image,
+    "interface": lambda name, _: "" if Path("/sys/class/net", name).exists() else f"no network interface {name}",
+    "gpus": _gpus,
+}
 
 
 def check(needs: Sequence[tuple[str, str, str]]) -> dict[str, Any]:

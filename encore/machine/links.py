@@ -227,7 +227,7 @@ def _nvlinks(handle: Any) -> Sequence[str]:
 
     def far_end(number: int) -> str:
         active = pynvml.nvmlDeviceGetNvLinkState(handle, number)
-        return node.text(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, number).busId).lower() if active else ""
+        return str(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, number).busId).lower() if active else ""
 
     ends = (node.query(partial(far_end, number)) for number in range(pynvml.NVML_NVLINK_MAX_LINKS))
     return [end for end in ends if end]

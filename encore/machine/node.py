@@ -60,7 +60,7 @@ def _handle_of(entry: str, handles: Sequence[Any]) -> Any:
         return handles[int(entry)] if int(entry) < len(handles) else None
     if entry.startswith("MIG-"):
         return query(lambda: pynvml.nvmlDeviceGetHandleByUUID(entry))
-    uuids = [text(query(partial(pynvml.nvmlDeviceGetUUID, handle)) or "") for handle in handles]
+    uuids = [query(partial(pynvml.nvmlDeviceGetUUID, handle)) or "" for handle in handles]
     matches = [
         handle
         for handle, uuid in zip(handles, uuids, strict=True)
@@ -87,11 +87,9 @@ def condition(handle: Any) -> dict[str, Callable[[], int]]:
     """
     import pynvml
 
-    # Old name in drivers before R535.
-    name = "nvmlDeviceGetCurrentClocks{}Reasons"
-    reasons = getattr(pynvml, name.format("Event"), None) or getattr(pynvml, name.format("Throttle"))
     return {
-        "throttle": lambda: reasons(handle),
+        # Newer drivers have the same function under the name nvmlDeviceGetCurrentClocksEventReasons.
+        "throttle": lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
         "ecc_corrected": lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, 0, pynvml.NVML_VOLATILE_ECC),
         "ecc_uncorrected": lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, 1, pynvml.NVML_VOLATILE_ECC),
     }
@@ -102,18 +100,13 @@ def bus(handle: Any) -> str:
     import pynvml
 
     handle = query(lambda: pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)) or handle
-    return text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower()
+    return str(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower()
 
 
 def busses() -> list[str]:
     """Return the PCI addresses of the visible GPUs; empty without a driver."""
     with devices() as handles:
         return query(lambda: [bus(handle) for handle in handles]) or []
-
-
-def text(value: str | bytes) -> str:
-    """Decode a string from NVML, whose older versions return bytes."""
-    return value.decode() if isinstance(value, bytes) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,9 +145,9 @@ def _gpu(position: int, handle: Any) -> Gpu:
     # GPUs that share the CPU's memory do not report a size.
     return Gpu(
         index=position if index is None else int(index),
-        name=text(pynvml.nvmlDeviceGetName(handle)),
+        name=pynvml.nvmlDeviceGetName(handle),
         memory_gib=round((query(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total) or 0) / 2**30, 1),
-        driver=text(pynvml.nvmlSystemGetDriverVersion()),
+        driver=pynvml.nvmlSystemGetDriverVersion(),
         compute_capability=".".join(map(str, capability)) if capability else None,
     )
 

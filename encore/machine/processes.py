@@ -7,7 +7,6 @@ import platform
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,15 +91,16 @@ def heartbeats(folder: Path) -> list[Heartbeat]:
     beats = []
     for path in folder.glob("rank_*"):
         with contextlib.suppress(OSError, ValueError):
-            pid, host, step, when, *extra = path.read_text(encoding="ascii").split()
-            rank, alive, ticks = (
-                int(path.name[5:]),
-                float(extra[0] if extra else when),
-                int(extra[1] if extra[1:] else 0),
-            )
+            pid, host, step, when, alive, started = path.read_text(encoding="ascii").split()
             beats.append(
                 Heartbeat(
-                    rank=rank, pid=int(pid), host=host, step=int(step), time=float(when), alive=alive, started=ticks
+                    rank=int(path.name[5:]),
+                    pid=int(pid),
+                    host=host,
+                    step=int(step),
+                    time=float(when),
+                    alive=float(alive),
+                    started=int(started),
                 )
             )
     return sorted(beats, key=lambda beat: beat.rank)
@@ -214,9 +214,3 @@ def is_stopped(beat: Heartbeat) -> bool:
         stopped = (psutil.STATUS_STOPPED, psutil.STATUS_DISK_SLEEP)
         return beat.host == platform.node() and psutil.Process(beat.pid).status() in stopped
     return False
-
-
-def dump_stacks(folder: Path) -> None:
-    """Make the ranks write the stacks of all threads to stderr."""
-    signal_ranks(folder, signal.SIGUSR1)
-    time.sleep(1.0)

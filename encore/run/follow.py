@@ -1,6 +1,5 @@
 """Read a run's metrics stream incrementally, for progress bars and plain output."""
 
-import json
 import platform
 import time
 from collections import deque
@@ -9,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from encore.files import json_objects
 from encore.machine import processes
 from encore.results.logs import steps, telemetry
 
@@ -36,15 +36,7 @@ class Tail:
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
         self._last = (complete or self._last)[-LAST_BYTES:] if self._offset else b""
-        return [record for record in map(_parse, complete.splitlines()) if record is not None]
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) and "kind" in record else None
+        return [record for record in json_objects(complete.splitlines()) if "kind" in record]
 
 
 # Start record fields that apply to the full run, with defaults.

@@ -337,15 +337,8 @@ def _decisive(verdicts: Sequence[Verdict]) -> Verdict:
 
 def _seconds(states: Sequence[ExperimentState], otherwise: float) -> float | None:
     # Seconds from the first start to the last end; ``otherwise`` replaces a missing end.
-    starts = [unix(state.started) for state in states if state.started]
-    if not starts:
-        return None
-    ends = [unix(state.ended) if state.ended else otherwise for state in states if state.started]
-    return max(max(ends) - min(starts), 0.0)
-
-
-def unix(text: str) -> float:
-    return datetime.strptime(text, files.UTC_FORMAT).replace(tzinfo=timezone.utc).timestamp()
+    times = [(start, files.unix_time(s.ended) or otherwise) for s in states if (start := files.unix_time(s.started))]
+    return max(max(end for _, end in times) - min(start for start, _ in times), 0.0) if times else None
 
 
 def created_at(path: Path) -> float:
@@ -363,15 +356,8 @@ def run_folders(results: Path) -> list[RunFolder]:
     """Return everything in ``results``, and in the studies there, that is or was a run folder, the newest first."""
     # A study has one folder per point, which contains the run folder of the point.
     parents = [results, *(point for study in results.glob("*/study.json") for point in study.parent.iterdir())]
-    paths = [path for parent in parents for path in _subfolders(parent) if _is_run(path)]
+    paths = [path for parent in parents for path in parent.glob("[!.]*") if _is_run(path)]
     return [RunFolder(path) for path in sorted(paths, key=lambda path: (-created_at(path), path.name))]
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    try:
-        return [path for path in folder.iterdir() if not path.name.startswith(".")]
-    except OSError:
-        return []
 
 
 def elsewhere(job: Job, results: Path) -> RunFolder | None:

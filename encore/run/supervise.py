@@ -167,7 +167,9 @@ def _watch(
             return Outcome("interrupted", "another process took over the experiment")
         hang_reason = watch.check()
         if hang_reason:
-            processes.dump_stacks(experiment.folder / "heartbeat")
+            # The ranks write the stacks of all threads to stderr.
+            processes.signal_ranks(experiment.folder / "heartbeat", signal.SIGUSR1)
+            time.sleep(1.0)
             return Outcome("failed", hang_reason, rank_output(experiment, watch.suspect))
         time.sleep(POLL_SECONDS)
 

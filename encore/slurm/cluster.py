@@ -5,18 +5,25 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from encore import catalogue, names, paths
 from encore.catalogue import Strict
 from encore.errors import EncoreError
 from encore.kubernetes.settings import Kubernetes
 
-MPI = re.compile(r"none|openmpi|pmi2|pmix(_v\d+)?|cray_shasta")  # plugins that srun --mpi may list (srun(1))
-# Values of srun --cpu-bind (srun(1)), and auto.
-CPU_BIND = re.compile(
-    r"auto|((q|quiet|v|verbose),)*(n|no|none|rank_ldom|sockets|cores|threads|ldoms|boards|(map|mask)_(cpu|ldom):[\w,*]+)"
-)
+# Values of srun options (srun(1)), and auto.
+SRUN_VALUES = {
+    "mpi": (
+        r"none|openmpi|pmi2|pmix(_v\d+)?|cray_shasta",
+        "a plugin of srun --mpi; expected pmix, pmi2, openmpi or none",
+    ),
+    "cpu_bind": (
+        r"auto|((q|quiet|v|verbose),)*"
+        r"(n|no|none|rank_ldom|sockets|cores|threads|ldoms|boards|(map|mask)_(cpu|ldom):[\w,*]+)",
+        "a value of srun --cpu-bind; expected auto, none, cores, map_cpu:LIST ...",
+    ),
+}
 UNSAFE = re.compile(r"""[\x00-\x1f\x7f;&|<>`$"'\\*?!(){}]|^-""")
 HOME = re.compile(r"~(?=/|$)|\$(HOME|USER)\b|\$\{(HOME|USER)\}")
 # GPUs per node in sbatch syntax: 8, a100:8, gpu:8, gpu:a100:8.
@@ -121,20 +128,12 @@ class Cluster(Strict):
             raise ValueError(f"{str(value)!r} has a line break or a shell metacharacter")
         return value
 
-    @field_validator("mpi")
+    @field_validator(*SRUN_VALUES)
     @classmethod
-    def _is_plugin(cls, name: str) -> str:
-        if not MPI.fullmatch(name):
-            raise ValueError(f"{name!r} is not a plugin of srun --mpi; expected pmix, pmi2, openmpi or none")
-        return name
-
-    @field_validator("cpu_bind")
-    @classmethod
-    def _is_binding(cls, value: str) -> str:
-        if not CPU_BIND.fullmatch(value):
-            raise ValueError(
-                f"{value!r} is not a value of srun --cpu-bind; expected auto, none, cores, map_cpu:LIST ..."
-            )
+    def _is_srun_value(cls, value: str, info: ValidationInfo) -> str:
+        pattern, description = SRUN_VALUES[str(info.field_name)]
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"{value!r} is not {description}")
         return value
 
     def data_of(self, benchmark: str) -> Path | None:

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-import pwd
 import re
 import shutil
 import signal
@@ -15,6 +14,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
+from encore import files
 from encore.errors import EncoreError
 from encore.slurm import commands
 
@@ -205,10 +205,7 @@ def is_available() -> bool:
 
 
 def this_user() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
+    return files.user_name(os.getuid())
 
 
 @functools.cache

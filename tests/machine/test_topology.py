@@ -110,7 +110,7 @@ ANSWERS: dict[str, Callable[..., object]] = {
     "nvmlShutdown": lambda: None,
     "nvmlDeviceGetCount": lambda: 2,
     "nvmlDeviceGetHandleByIndex": lambda index: index,
-    "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(busId=f"00000000:0{handle}:00.0".encode()),
+    "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(busId=f"00000000:0{handle}:00.0"),
     "nvmlDeviceGetNvLinkState": lambda handle, link: int(link < 2),
     "nvmlDeviceGetNvLinkRemotePciInfo": lambda handle, link: SimpleNamespace(busId=f"00000000:0{1 - handle}:00.0"),
     "nvmlDeviceGetPcieThroughput": lambda handle, counter: 1000 * (counter + 1) + handle,
@@ -119,7 +119,7 @@ ANSWERS: dict[str, Callable[..., object]] = {
         for number, scope in fields
         if scope == telemetry.ALL_LINKS
     ],
-    "nvmlDeviceGetCurrentClocksEventReasons": lambda handle: 4 * handle,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: 4 * handle,
     "nvmlDeviceGetTotalEccErrors": lambda handle, kind, counter: 10 * kind + handle,
     "nvmlEventSetCreate": lambda: "events",
     "nvmlEventSetFree": lambda events: None,
@@ -168,7 +168,7 @@ def test_links_and_traffic_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     with telemetry.xid_events([0, 1]) as read:
         assert (read(), read()) == ([[0, 48], [1, 79]], [])
     assert binding.near_gpus(node.busses()) == () and node.gpus() == ()
-    named = Library(nvmlDeviceGetName=lambda handle: b"NVIDIA GB10", nvmlSystemGetDriverVersion=lambda: "580.1")
+    named = Library(nvmlDeviceGetName=lambda handle: "NVIDIA GB10", nvmlSystemGetDriverVersion=lambda: "580.1")
     monkeypatch.setitem(sys.modules, "pynvml", named)
     gpu = node.Gpu(index=0, name="NVIDIA GB10", memory_gib=0.0, driver="580.1", compute_capability=None)
     assert node.gpus() == (gpu, replace(gpu, index=1))
@@ -195,7 +195,7 @@ def test_links_and_traffic_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cuda_visible_devices(visible: str | None, indices: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     answers: dict[str, Callable[..., object]] = {
         "nvmlDeviceGetCount": lambda: 3,
-        "nvmlDeviceGetUUID": lambda handle: ["GPU-a0-0", "GPU-a1-0", b"GPU-b2-0"][handle],
+        "nvmlDeviceGetUUID": lambda handle: ["GPU-a0-0", "GPU-a1-0", "GPU-b2-0"][handle],
         "nvmlDeviceGetHandleByUUID": Mock(side_effect=[7, 7] if visible == "MIG-7" else Library.NVMLError("Not Found")),
         "nvmlDeviceGetName": lambda handle: "NVIDIA A100",
         "nvmlSystemGetDriverVersion": lambda: "580.1",

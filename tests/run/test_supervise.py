@@ -51,7 +51,7 @@ def silent_run(
     for elapsed in (2.0, 2.0 + seconds):
         monkeypatch.setattr(time, "monotonic", lambda elapsed=elapsed: 100.0 + elapsed)
         for rank, step in enumerate(steps):
-            beat = f"99999{rank} node{rank} {step} {rank} {0.0 if rank == dead else elapsed}"
+            beat = f"99999{rank} node{rank} {step} {rank} {0.0 if rank == dead else elapsed} 0"
             (folder / f"rank_{rank}").write_text(beat.ljust(112), encoding="ascii")
         reason = watch.check()
     return watch, reason
