@@ -105,7 +105,7 @@ def _gate(
     verdicts = gates.check(gate_nodes, folders, python, lambda step: screen.print(f"[dim]{step}[/]"), bool(disks))
     node_checks.store(verdicts)
     if as_json:
-        write_json("doctor-nodes", NodeVerdicts(nodes=[node_verdict.as_json() for node_verdict in verdicts]))
+        write_json("doctor-nodes", NodeVerdicts(nodes=verdicts))
     else:
         for node_verdict in verdicts:
             screen.print(f"{node_verdict.node}:", style="bold")

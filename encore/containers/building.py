@@ -332,13 +332,6 @@ _TORCH = re.compile(rf"^(torch==\S+)(?:{environment.HASH.pattern})*\n", re.MULTI
 PINS, HASHED_PINS = "requirements.txt", "hashed.txt"  # In the folder of wheels: installed, and downloaded with hashes
 
 
-def write_requirements(framework: str) -> None:
-    """Write two requirements files next to the wheels of a stand-in: all packages, and those with hashes."""
-    text = (paths.REQUIREMENTS / catalogue.framework(framework).requirements).read_text(encoding="utf-8")
-    (wheels(framework) / PINS).write_text(environment.HASH.sub("", text), encoding="utf-8")
-    (wheels(framework) / HASHED_PINS).write_text(_TORCH.sub("", text), encoding="utf-8")
-
-
 def download_commands(framework: str) -> list[list[str]]:
     """Return commands that download a framework environment's pinned packages with this machine's pip settings."""
     entry, folder = catalogue.framework(framework), wheels(framework)
@@ -358,13 +351,16 @@ def download_commands(framework: str) -> list[list[str]]:
 
 def download(framework: str, on_line: OnLine) -> None:
     """Download a stand-in's packages into an empty folder, so that no older build of the same version remains."""
-    shutil.rmtree(wheels(framework), ignore_errors=True)
-    wheels(framework).mkdir(parents=True)
-    write_requirements(framework)
+    folder, requirements = wheels(framework), paths.REQUIREMENTS / catalogue.framework(framework).requirements
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    text = requirements.read_text(encoding="utf-8")
+    (folder / PINS).write_text(environment.HASH.sub("", text), encoding="utf-8")
+    (folder / HASHED_PINS).write_text(_TORCH.sub("", text), encoding="utf-8")
     compiled = compiled_horovod(framework)
     if compiled:
         on_line(f"Horovod is already compiled: {compiled}")
-        shutil.copy(compiled, wheels(framework))
+        shutil.copy(compiled, folder)
     for command in download_commands(framework):
         code, _ = stream(command, on_line)
         if code != 0:

@@ -317,10 +317,5 @@ def parse_answers(output: str) -> dict[str, dict[str, Any]]:
     return facts_by_node
 
 
-def main() -> int:
-    print("\n".join(lines_of(probe(json.loads(sys.argv[1])))))
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    print("\n".join(lines_of(probe(json.loads(sys.argv[1])))))

@@ -113,11 +113,6 @@ ACTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
 }
 
 
-def main() -> int:
-    action, arguments = sys.argv[1], json.loads(sys.argv[2])
-    print(json.dumps({"node": os.environ.get("SLURMD_NODENAME") or platform.node(), **ACTIONS[action](arguments)}))
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    answer = ACTIONS[sys.argv[1]](json.loads(sys.argv[2]))
+    print(json.dumps({"node": os.environ.get("SLURMD_NODENAME") or platform.node(), **answer}))

@@ -5,9 +5,8 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from encore import catalogue, environment
 from encore.errors import EncoreError
@@ -23,13 +22,13 @@ HINT = 'activate the environment and give --python "$(command -v python)"'
 @dataclass(frozen=True, kw_only=True)
 class PythonInfo:
     python: str  # Version, such as ``3.11.7``
-    problems: Mapping[str, str]  # Why modules cannot be imported, by name
-    packages: Mapping[str, str]  # Versions by package
-    cuda: str  # CUDA version of the framework build; empty for CPU builds
-    gpus: int
-    mpirun: bool  # Whether mpirun is on PATH
-    horovod: int  # When Horovod was installed, in nanoseconds; 0 without
-    check_build: str  # Output of ``horovodrun --check-build``; empty without Horovod
+    problems: Mapping[str, str] = field(default_factory=dict)  # Why modules cannot be imported, by name
+    packages: Mapping[str, str] = field(default_factory=dict)  # Versions by package
+    cuda: str = ""  # CUDA version of the framework build; empty for CPU builds
+    gpus: int = 0
+    mpirun: bool = False  # Whether mpirun is on PATH
+    horovod: int = 0  # When Horovod was installed, in nanoseconds; 0 without
+    check_build: str = ""  # Output of ``horovodrun --check-build``; empty without Horovod
 
 
 def find_or_create(python: Path | None, framework: str, on_step: Callable[[str], None]) -> Path:
@@ -68,11 +67,7 @@ def program() -> str:
 def parse(output: str) -> PythonInfo | None:
     """Parse the answer in a program's output; None if missing."""
     answers = re.findall(rf"^{python_probe.MARK}(.*)$", output, re.MULTILINE)
-    if not answers:
-        return None
-    answer: dict[str, Any] = json.loads(answers[-1])
-    empty = {"problems": {}, "packages": {}, "cuda": "", "gpus": 0, "mpirun": False, "horovod": 0, "check_build": ""}
-    return PythonInfo(**{**empty, **answer})
+    return PythonInfo(**json.loads(answers[-1])) if answers else None
 
 
 def ask(python: Path, question: str, environment: Mapping[str, str]) -> PythonInfo:

@@ -88,22 +88,21 @@ def variables(network: Network, nodes: int) -> dict[str, str]:
 
 def read(root: Path = ROOT, with_address: frozenset[str] | None = None) -> Network:
     """Return the network of this machine; ``with_address`` are the interfaces that have an address."""
-    usable = interfaces_with_address() if with_address is None else with_address
+    families = (socket.AF_INET, socket.AF_INET6)
+    usable = (
+        with_address
+        if with_address is not None
+        else {
+            name
+            for name, addresses in psutil.net_if_addrs().items()
+            if any(address.family in families and not address.address.startswith("fe80:") for address in addresses)
+        }
+    )
     default = default_interface(text_of(root / "proc/net/route"))
     folders = sorted((root / "sys/class/net").glob("*"))
     interfaces = [_interface(folder, default) for folder in folders if folder.name in usable]
     ports = [_port(folder) for folder in sorted((root / "sys/class/infiniband").glob("*/ports/*"))]
     return Network(tuple(filter(None, interfaces)), tuple(filter(None, ports)))
-
-
-def interfaces_with_address() -> frozenset[str]:
-    """Return interfaces with an IP address that other machines could reach."""
-    families = (socket.AF_INET, socket.AF_INET6)
-    return frozenset(
-        name
-        for name, addresses in psutil.net_if_addrs().items()
-        if any(address.family in families and not address.address.startswith("fe80:") for address in addresses)
-    )
 
 
 def default_interface(route: str) -> str | None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 from typing_extensions import TypedDict
 
@@ -83,12 +83,17 @@ MEASURED = (
 )
 
 
-class NodeVerdict(TypedDict):
+@dataclass(frozen=True)
+class NodeVerdict:
     """Result of the checks of a node."""
 
     node: str
     level: Level  # Worst level of the checks
     checks: tuple[Check, ...]
+
+    @property
+    def reasons(self) -> list[str]:
+        return [f"{check.name}: {check.found}" for check in self.checks if check.level == self.level != "OK"]
 
 
 class Gate(TypedDict):
@@ -98,33 +103,16 @@ class Gate(TypedDict):
     nodes: list[NodeVerdict]
 
 
+@dataclass(frozen=True)
 class KeptVerdict(NodeVerdict):
     """A node's last verdict, in the user's cache."""
 
     time: str  # UTC
 
 
-@dataclass(frozen=True)
-class Verdict:
-    node: str
-    checks: tuple[Check, ...]
-
-    @property
-    def level(self) -> Level:
-        levels = {check.level for check in self.checks}
-        return "FAIL" if "FAIL" in levels else "WARN" if "WARN" in levels else "OK"
-
-    @property
-    def reasons(self) -> list[str]:
-        return [f"{check.name}: {check.found}" for check in self.checks if check.level == self.level != "OK"]
-
-    def as_json(self) -> NodeVerdict:
-        return {"node": self.node, "level": self.level, "checks": self.checks}
-
-
 def check_nodes(
     answers: Mapping[str, Facts | None], pairs: Pairs | None = None, reasons: Mapping[str, str] = MappingProxyType({})
-) -> list[Verdict]:
+) -> list[NodeVerdict]:
     """Return one verdict per node. ``reasons`` explains missing answers."""
     facts_by_node = {node: answer for node, answer in answers.items() if answer is not None}
     checks_by_node: dict[str, list[Check]] = {node: [] for node in answers}
@@ -144,8 +132,11 @@ def check_nodes(
         *_check_node_pairs(facts_by_node, pairs or {}),
     ):
         checks_by_node[node].append(check)
+    for node, checks in checks_by_node.items():
+        checks += [] if checks else [Check("OK", "node", _summary(facts_by_node[node]))]
+    levels = get_args(Level)
     return [
-        Verdict(node, tuple(checks) or (Check("OK", "node", _summary(facts_by_node[node])),))
+        NodeVerdict(node, max((check.level for check in checks), key=levels.index), tuple(checks))
         for node, checks in checks_by_node.items()
     ]
 
@@ -424,12 +415,12 @@ def folder() -> Path:
     return paths.cache_folder() / "gate"
 
 
-def store(verdicts: Sequence[Verdict]) -> None:
+def store(verdicts: Sequence[NodeVerdict]) -> None:
     """Store verdicts in the cache for ``encore doctor --slurm``. Errors, such as a full disk, are ignored."""
     with suppress(OSError):
         folder().mkdir(parents=True, exist_ok=True)
         for verdict in verdicts:
-            write_json(folder() / f"{verdict.node}.json", KeptVerdict(time=utc_now(), **verdict.as_json()))
+            write_json(folder() / f"{verdict.node}.json", KeptVerdict(**vars(verdict), time=utc_now()))
 
 
 def last_result(name: str) -> str:

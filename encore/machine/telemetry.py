@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import psutil
@@ -224,7 +223,7 @@ def _end(children: Sequence["subprocess.Popen[bytes]"]) -> None:
 def main() -> int:
     first = Path(sys.argv[1])
     telemetry = Telemetry(first.with_name(f"{first.stem}.{node.name()}{first.suffix}"))
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     telemetry.start()
     try:
         while sys.stdin.buffer.read(4096):
@@ -232,10 +231,6 @@ def main() -> int:
     finally:
         telemetry.stop()
     return 0
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -34,14 +34,11 @@ def key_of(configuration: Configuration, image: dict[str, Any] | None, python: P
 def load(key: str, folder: Path) -> bool:
     """Copy cached code into an experiment's folder; return whether the cache had any."""
     cached = _cache_file(key)
-    if not key:
-        return False
     with suppress(OSError):  # It only saves time
         # PyTorch loads code from it
-        if cached.lstat().st_uid != os.geteuid():
-            return False
-        shutil.copyfile(cached, folder / FILE, follow_symlinks=False)
-        return True
+        if key and cached.lstat().st_uid == os.geteuid():
+            shutil.copyfile(cached, folder / FILE, follow_symlinks=False)
+            return True
     return False
 
 

@@ -88,10 +88,9 @@ def folder_of(job: str, results: Path, jobs: Sequence[queue.Job] = ()) -> RunFol
     if resumed is not None and (resumed / "run.json").is_file():
         return RunFolder(resumed)
     results_folders = {queued.results for queued in jobs if queued.results is not None} | {results}
-    for folder in (folder for path in results_folders for folder in status.run_folders(path)):
-        if (folder.path / "run.json").is_file() and array in (status.number_of(folder), _last_job(folder)):
-            return folder
-    return None
+    folders = (folder for path in results_folders for folder in status.run_folders(path))
+    started = (folder for folder in folders if (folder.path / "run.json").is_file())
+    return next((folder for folder in started if array in (status.number_of(folder), _last_job(folder))), None)
 
 
 def newest(results: Path) -> RunFolder:
@@ -116,10 +115,8 @@ def cancel(subject: Subject, trust_owner: bool = False) -> list[str]:
         run_folder.refuse_foreign(subject.folder.path, trust_owner)
     if subject.folder is not None and workloads.is_in_pods(subject.folder):
         return workloads.cancel(subject.folder)
-    if subject.job and (subject.folder is None or queue.is_available()):
+    if subject.folder is None or (subject.job and queue.is_available()):
         return _cancel_job(subject)
-    if subject.folder is None:
-        raise EncoreError("neither a job nor a run to cancel")
     return _cancel_run(subject.folder)
 
 

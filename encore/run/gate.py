@@ -22,7 +22,7 @@ from encore import environment, launchers, paths
 from encore.errors import EncoreError
 from encore.files import utc_now
 from encore.machine import health, node, node_checks
-from encore.machine.node_checks import Gate, Verdict
+from encore.machine.node_checks import Gate, NodeVerdict
 from encore.slurm import queue, step
 from encore.slurm.cluster import Cluster
 from encore.slurm.queue import Allocation
@@ -83,7 +83,7 @@ def check(
     python: Path | None = None,
     on_step: Callable[[str], None] = lambda text: None,
     must_exist: bool = False,
-) -> list[Verdict]:
+) -> list[NodeVerdict]:
     """Query all nodes and measure pairs of nodes; return one verdict per node. Takes up to five minutes.
 
     Args:
@@ -212,4 +212,4 @@ def leave_out_failed(min_nodes: int | None, cluster: Cluster, results: Path, on_
         on_step(f"excluded by the gate: {line}")
     if failed:
         os.environ[queue.EXCLUDED_NODES] = ",".join(failed)
-    return {"time": utc_now(), "nodes": [verdict.as_json() for verdict in verdicts]}
+    return {"time": utc_now(), "nodes": verdicts}

@@ -114,11 +114,6 @@ class Plan:
         return step.launch(self.configuration, self.cluster, self.allocation, os.environ, logs, needs_folders)
 
 
-def in_image(image: str) -> Target:
-    """Return a target for an image that only the nodes of the cluster need to have."""
-    return Target(runtime="kubernetes", image=image)
-
-
 def choose_system(
     choice: Choice, gpus: int, machine: node.Node, name: str | None, round_name: str | None, nodes: int = 1
 ) -> System:
@@ -379,7 +374,6 @@ def plan_of(folder: run_folder.RunFolder, allocation: Allocation | None = None, 
         raise EncoreError(f"{folder.path.name} was submitted to Kubernetes", hint=hints.resume(folder.path))
     choice = catalogue.choose(content["name"])
     system = catalogue.find_system(choice, content["system"], content["round"])
-    config = configurations.config_class(choice.folder)
     stored = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in files.read_json(folder.path / "config.json").items()
@@ -389,7 +383,7 @@ def plan_of(folder: run_folder.RunFolder, allocation: Allocation | None = None, 
             f"{folder.path} was created by a version of Encore with different configuration keys",
             hint=f"check out commit {content['code']['commit']} to resume it, or start a new run",
         )
-    config(**stored)
+    configurations.config_class(choice.folder)(**stored)
     resolved = Configuration(
         choice=choice,
         system=system,
@@ -407,7 +401,13 @@ def plan_of(folder: run_folder.RunFolder, allocation: Allocation | None = None, 
     host_list = tuple(Host(**entry) for entry in content.get("hosts", ()))
     if not host_list and not kubernetes:
         allocation = allocation or queue.this_allocation(os.environ)
-        _check_nodes(content["nodes"], allocation, folder)
+        # Batch size and data sharding depend on the number of nodes.
+        available = len(allocation.nodes) if allocation is not None else 1
+        if content["nodes"] > available:
+            raise EncoreError(
+                f"the run started on {content['nodes']} nodes, {available} available here",
+                hint=f"resume it through Slurm: {hints.command('submit', '--resume', folder.path.absolute())}",
+            )
     cluster, _ = clusters.load()
     return Plan(
         configuration=resolved,
@@ -418,7 +418,7 @@ def plan_of(folder: run_folder.RunFolder, allocation: Allocation | None = None, 
         seeds=tuple(content["seeds"]),
         extra_environment=run_metadata.restore(content["extra_environment"], hints.resume(folder.path)),
         drop_caches=content["drop_caches"],
-        target=in_image(image or "")
+        target=Target(runtime="kubernetes", image=image or "")
         if kubernetes
         else runtimes.choose(content["runtime"], choice, machine, resolved.get("device"), image, python=python),
         allocation=allocation,
@@ -436,13 +436,3 @@ def plan_of(folder: run_folder.RunFolder, allocation: Allocation | None = None, 
         if kubernetes
         else None,
     )
-
-
-def _check_nodes(began_with: int, allocation: Allocation | None, folder: run_folder.RunFolder) -> None:
-    # Reject a different number of nodes: batch size and data sharding depend on it.
-    has = len(allocation.nodes) if allocation is not None else 1
-    if began_with > has:
-        raise EncoreError(
-            f"the run started on {began_with} nodes, {has} available here",
-            hint=f"resume it through Slurm: {hints.command('submit', '--resume', folder.path.absolute())}",
-        )

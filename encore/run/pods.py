@@ -9,6 +9,7 @@ from typing import Any, cast
 from encore import data as data_sets
 from encore.containers import building
 from encore.containers.renderers import Container
+from encore.containers.runtimes import Target
 from encore.errors import EncoreError
 from encore.job import Command, Job, Mount
 from encore.kubernetes import manifests
@@ -72,7 +73,7 @@ def prepare(request: Request, options: Options) -> tuple[Plan, script.Estimate]:
     if image.startswith(("/", ".")):
         name = "an image in a registry that the nodes can pull from"
         raise EncoreError(f"image {image}", expected=name, hint="--image HOST/TEAM/NAME:TAG")
-    target = planning.in_image(image)
+    target = Target(runtime="kubernetes", image=image)
     return replace(plan, allocation=None, data=data, makes_small_data=False, target=target, pods=pods), estimate
 
 

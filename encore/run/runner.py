@@ -302,13 +302,17 @@ def _run_in_slurm(
         outcome = run(command, experiment, owner, signals, hooks.progress, limits)
         if outcome.status != "failed":
             return outcome
-        outcome = blame_lost_nodes(outcome, allocation)
+        lost = step.lost_nodes(allocation)
+        if lost:
+            # The training can resume on other nodes.
+            reason = f"lost {', '.join(lost)}: no process can be started there ({outcome.reason})"
+            return replace(outcome, status="interrupted", reason=reason, lost_nodes=tuple(lost))
         # A crashed step can leave PMIx's socket on a node, which blocks the next step with the same number there
         # (mpi/pmix, pmixp_usock_create_srv). Each attempt uses a new step number.
         never_began = "aborted before step completely launched" in launcher_output(experiment)
         # PMIx crashes a rank now and then while it connects (openpmix issue 1114): none has a heartbeat by then.
         never_began |= outcome.reason.endswith(CRASHES) and not heartbeats(experiment.folder / "heartbeat")
-        if outcome.lost_nodes or signals.received or not never_began or not retries:
+        if signals.received or not never_began or not retries:
             return outcome
         hooks.step(f"srun could not start the ranks ({outcome.reason}); trying again")
     return outcome
@@ -409,12 +413,3 @@ def experiments_of(folder: RunFolder, allocation: Allocation | None) -> list[Exp
             hint=hints.resume(folder.path),
         )
     return assigned
-
-
-def blame_lost_nodes(outcome: Outcome, allocation: Allocation) -> Outcome:
-    """Return the outcome; a failure since a node was lost is an interruption, to be resumed elsewhere."""
-    lost = step.lost_nodes(allocation)
-    if not lost:
-        return outcome
-    reason = f"lost {', '.join(lost)}: no process can be started there ({outcome.reason})"
-    return replace(outcome, status="interrupted", reason=reason, lost_nodes=tuple(lost))

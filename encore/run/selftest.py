@@ -273,17 +273,13 @@ def speed_row(name: str, result: Mapping[str, Any], choice: catalogue.Choice, gp
     else:
         published = published_speed.next_to_published(choice.benchmark.name, gpu, speeds[loop])
         published = "; a part of the network, without published results" if result["is_part"] else published
-        summary = f"{speeds[loop]:,.0f} samples/s: {result['title']}{published}{_share_of_sheet(result, loop, gpu)}"
+        flops, peak = result["measured"][loop].get("flops_per_second"), peaks.peak_of(gpu, result["precision"])
+        utilization = f"; MFU {flops / peak[0]:.1%} of the data sheet peak" if flops and peak else ""
+        summary = f"{speeds[loop]:,.0f} samples/s: {result['title']}{published}{utilization}"
     is_slow, comparison = False, ""
     if not result["is_part"]:
         is_slow, comparison = published_speed.compare_measured(choice, gpu, loop, speeds[loop])
     return replace(row, result="FAIL" if is_slow or starves else "OK", found=summary + comparison)
-
-
-# Step MFU, from model FLOPs and the GPU data sheet; empty if either is unknown.
-def _share_of_sheet(result: Mapping[str, Any], loop: str, gpu: str) -> str:
-    flops, peak = result["measured"][loop].get("flops_per_second"), peaks.peak_of(gpu, result["precision"])
-    return f"; MFU {flops / peak[0]:.1%} of the data sheet peak" if flops and peak else ""
 
 
 def all_reduce_row(env: CheckEnv, server: links.Server, machine: node.Node, seconds: float, row: Row) -> Row:

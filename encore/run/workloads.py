@@ -69,7 +69,8 @@ def settle(folder: RunFolder, experiment: Experiment, workload: Workload) -> Non
         return
     outcome, now = progress.outcome, files.utc_now()
     if outcome in run_folder.FINISHED and workload.state in ("succeeded", "gone"):
-        started, finished = _times(experiment)
+        records = follow.Tail(experiment.metrics).read()
+        started, finished = (_utc(record["time"]) for record in (records[0], records[-1]))
         new = replace(state, status=outcome, reason="", started=started, ended=finished)
     elif workload.state == "failed":
         new = replace(state, status="failed", reason=workload.reason, ended=state.ended or now)
@@ -87,11 +88,6 @@ def settle(folder: RunFolder, experiment: Experiment, workload: Workload) -> Non
     if new.status in run_folder.FINISHED:
         experiment.publish_log()
         _note(folder, experiment, progress)
-
-
-def _times(experiment: Experiment) -> tuple[str, str]:
-    records = follow.Tail(experiment.metrics).read()
-    return _utc(records[0]["time"]), _utc(records[-1]["time"])
 
 
 def _utc(seconds: float) -> str:
@@ -188,10 +184,8 @@ def _marks(folder: RunFolder, experiment: Experiment) -> str:
 def records(lines: Iterator[str]) -> Iterator[dict[str, Any] | str]:
     """Parse a pod's log: yield metrics records as dictionaries and other lines unchanged."""
     for line in lines:
-        record = None
-        with contextlib.suppress(ValueError):
-            record = json.loads(line)
-        yield record if isinstance(record, dict) and "kind" in record else line
+        record = next(files.json_objects([line]), {})
+        yield record if "kind" in record else line
 
 
 def copy_commands(folder: RunFolder) -> list[str]:

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 POLL_SECONDS = 0.1
 NOT_EXPORTED = ("SSH_AUTH_SOCK", "_")  # Specific to this machine or shell
@@ -54,15 +53,11 @@ def run(hosts: Sequence[str], argv: Sequence[str]) -> int:
             child.terminate()
 
 
-def _terminated(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
-
-
 def main(arguments: Sequence[str]) -> int:
     if len(arguments) < 4 or arguments[0] != "--hosts" or arguments[2] != "--":
         print("expected: --hosts n1,n2 -- COMMAND", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     return run(arguments[1].split(","), arguments[3:])
 
 

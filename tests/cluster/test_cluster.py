@@ -320,8 +320,8 @@ class FaultyCluster:
         )  # fmt: skip
         self.messages = process.stderr
         verdicts = {
-            node["node"]: node_checks.Verdict(
-                node["node"], tuple(node_checks.Check(**check) for check in node["checks"])
+            node["node"]: node_checks.NodeVerdict(
+                node["node"], node["level"], tuple(node_checks.Check(**check) for check in node["checks"])
             )
             for node in json.loads(process.stdout)["nodes"]
         }

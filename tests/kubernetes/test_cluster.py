@@ -168,7 +168,7 @@ time.sleep(600)
 def test_pod_ends_hanging_ranks(tmp_path: Path, step: int, factor: int) -> None:
     rank = RANK.format(str(tmp_path / "heartbeat"), step)
     # A rank of an earlier pod, which came further and no longer exists
-    write_files(tmp_path, {"heartbeat/rank_1": "7 pod-before 90 1.0 1.0"})
+    write_files(tmp_path, {"heartbeat/rank_1": "7 pod-before 90 1.0 1.0 0"})
     options = ("-m", "benchmarks.common.run.pod", "run", "--output", str(tmp_path), "--hang-seconds", "1")
     command = [sys.executable, *options, "--", sys.executable, "-c", rank]
     process = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=False)

@@ -333,7 +333,7 @@ def node_with(*changes: tuple[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def judged(*nodes: dict[str, Any] | None, **options: Any) -> dict[str, node_checks.Verdict]:
+def judged(*nodes: dict[str, Any] | None, **options: Any) -> dict[str, node_checks.NodeVerdict]:
     facts = {f"n{number}": node for number, node in enumerate(nodes, 1)}
     return {result.node: result for result in node_checks.check_nodes(facts, **options)}
 

@@ -428,7 +428,7 @@ def write_steps(experiment: Path, *waits: float, age: float = 5.0) -> None:
 
 def write_heartbeats(experiment: Path, host: str, *ages: float) -> None:
     for rank, alive in enumerate(time.time() - age for age in ages):
-        write_files(experiment, {f"heartbeat/rank_{rank}": f"1 {host} 9 {alive:.3f} {alive:.3f}\n"})
+        write_files(experiment, {f"heartbeat/rank_{rank}": f"1 {host} 9 {alive:.3f} {alive:.3f} 0\n"})
 
 
 def test_status_and_follow_show_the_rank_that_waits_least(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
