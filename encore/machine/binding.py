@@ -104,9 +104,9 @@ def near_gpus(busses: Sequence[str], root: Path = SYS) -> tuple[Affinity, ...]:
 
 def siblings(root: Path = SYS) -> Siblings:
     """Return the hardware threads of each CPU's core."""
-    folders = (root / "devices" / "system" / "cpu").glob("cpu[0-9]*")
     threads_by_cpu = {
-        int(folder.name[3:]): parse_cpus(text_of(folder / "topology/thread_siblings_list")) for folder in folders
+        int(folder.name[3:]): parse_cpus(text_of(folder / "topology/thread_siblings_list"))
+        for folder in (root / "devices" / "system" / "cpu").glob("cpu[0-9]*")
     }
     return {cpu: threads for cpu, threads in threads_by_cpu.items() if threads}
 
@@ -141,8 +141,7 @@ def wrap_command(command: Sequence[str], bindings: Sequence[Binding], with_numac
     rank = "0"
     for name in reversed(LOCAL_RANKS):
         rank = f"${{{name}:-{rank}}}"
-    script = f'places=({" ".join(wrappers)}); exec ${{places[{rank}]}} "$@"'
-    return ("bash", "-c", script, "bound", *command)
+    return ("bash", "-c", f'places=({" ".join(wrappers)}); exec ${{places[{rank}]}} "$@"', "bound", *command)
 
 
 def threads(bindings: Sequence[Binding]) -> int:

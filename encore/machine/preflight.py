@@ -29,31 +29,6 @@ def weight_files(configuration: Configuration, data: Path) -> dict[str, Path]:
     return {key: data / name for key, name in paths.items() if name}
 
 
-def refuse_wrong(key: str, path: Path, expected: Weights) -> str:
-    """Verify a submitted configuration's initial weights. Return a warning, or an empty string.
-
-    Raises:
-        EncoreError: the file is missing or differs from the published one.
-    """
-    instead = f"--set {key}=FILE for a different path; --set {key}= starts from random weights, unlike the submission"
-    get = f"put {' and '.join((expected.file, *expected.also))} of {expected.source} into the data folder; {instead}"
-    same_form = path.suffix == Path(expected.file).suffix
-    for file in (path, *(path.with_name(name) for name in expected.also if same_form)):
-        if not file.is_file():
-            raise EncoreError(f"{file} {_absence(file)}", expected=expected.title, hint=get)
-    if not same_form or not expected.checksums:
-        return f"no checksum of a {path.suffix} file is published; its names and shapes are checked when it is read"
-    for algorithm, published in expected.checksums.items():
-        digest = file_digest(path, algorithm)
-        if not digest.startswith(published):
-            raise EncoreError(
-                f"{path} has the {algorithm.upper()} {digest}",
-                expected=f"{expected.title}: {' or '.join(published)} ({expected.published})",
-                hint=get,
-            )
-    return ""
-
-
 def _absence(path: Path) -> str:
     return "is a folder, not a file" if path.is_dir() else "does not exist"
 
@@ -308,7 +283,7 @@ def check_weights(configuration: Configuration, data: Path, creates_data: bool =
             else:
                 checks.append(Check("FAIL", key, f"{path} {_absence(path)}", f"--set {key}=FILE: {hint}"))
         else:
-            checks.append(_published_weights(key, path, needed[key]))
+            checks.append(check_published_weights(key, path, needed[key]))
     return checks
 
 
@@ -322,13 +297,22 @@ def _content_problem(configuration: Configuration, key: str, path: Path) -> str:
     return "" if path.stat().st_size else f"{path} contains no weights"
 
 
-def _published_weights(key: str, path: Path, expected: Weights) -> Check:
-    try:
-        unknown = refuse_wrong(key, path, expected)
-    except EncoreError as error:
-        return Check.of(error, key)
-    if unknown:
+def check_published_weights(key: str, path: Path, expected: Weights) -> Check:
+    """Verify a submitted configuration's initial weights."""
+    instead = f"--set {key}=FILE for a different path; --set {key}= starts from random weights, unlike the submission"
+    get = f"put {' and '.join((expected.file, *expected.also))} of {expected.source} into the data folder; {instead}"
+    same_form = path.suffix == Path(expected.file).suffix
+    for file in (path, *(path.with_name(name) for name in expected.also if same_form)):
+        if not file.is_file():
+            return Check("FAIL", key, f"{file} {_absence(file)} (expected: {expected.title})", get)
+    if not same_form or not expected.checksums:
+        unknown = f"no checksum of a {path.suffix} file is published; its names and shapes are checked when it is read"
         return Check("WARN", key, f"{path} for {expected.title}: {unknown}")
+    for algorithm, published in expected.checksums.items():
+        digest = file_digest(path, algorithm)
+        if not digest.startswith(published):
+            valid = f"{expected.title}: {' or '.join(published)} ({expected.published})"
+            return Check("FAIL", key, f"{path} has the {algorithm.upper()} {digest} (expected: {valid})", get)
     return Check("OK", key, f"{path}: {expected.title}, as published")
 
 
