@@ -1,4 +1,4 @@
-"""Topology of a machine's GPUs, from ``nvidia-smi topo -m`` or NVML.
+"""Topology of a machine's GPUs, from ``nvidia-smi topo -m``.
 
     from encore.machine.links import parse_topology
     server = parse_topology(subprocess.check_output(["nvidia-smi", "topo", "-m"], text=True))
@@ -9,9 +9,8 @@ host bridge; NODE multiple host bridges in a NUMA node; SYS the connection betwe
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from typing_extensions import TypedDict
@@ -189,59 +188,15 @@ def parse_topology(text: str) -> Server:
 
 
 def this_server(machine: node.Node) -> Server:
-    """Return the topology of this machine from nvidia-smi, else NVML, else without GPUs."""
+    """Return the topology of this machine from nvidia-smi; no GPUs without it."""
     server = parse_topology(processes.output_of("nvidia-smi", "topo", "-m")) if machine.gpus else Server()
-    if machine.gpus and not server.gpus:
-        server = by_nvml()
-    else:
-        # nvidia-smi also lists GPUs that CUDA_VISIBLE_DEVICES hides.
-        visible = [f"GPU{gpu.index}" for gpu in machine.gpus]
-        server = replace(server, gpus=tuple(name for name in visible if name in server.gpus))
-    model = machine.gpus[0].name if machine.gpus else ""
-    return Server(
-        name=machine.hostname, cpu=machine.cpu, sockets=machine.sockets, gpu_model=model, gpus=server.gpus,
-        adapters=server.adapters, links=server.links, cpus=server.cpus, numa=server.numa,
-    )  # fmt: skip
-
-
-def by_nvml() -> Server:
-    """Query the links from NVML, for machines without nvidia-smi."""
-    with node.devices() as handles:
-        busses = node.query(lambda: [node.bus(handle) for handle in handles]) or []
-        ends = [_nvlinks(handle) for handle in handles]
-
-        def link(i: int, j: int) -> str:
-            # A far end that is not a GPU is a switch, which connects all GPUs that link to it.
-            switch_links = sum(far not in busses for far in ends[i]) if ends[j] else 0
-            count = ends[i].count(busses[j]) or switch_links
-            return "X" if i == j else f"NV{count}" if count else _ancestor(handles[i], handles[j])
-
-        gpus = tuple(f"GPU{number}" for number in range(len(busses)))
-        links = {(gpu, peer): link(i, j) for i, gpu in enumerate(gpus) for j, peer in enumerate(gpus)}
-    return Server(gpus=gpus, links=links)
-
-
-def _nvlinks(handle: Any) -> Sequence[str]:
-    # PCI address of the peer of every active NVLink. A GPU answers only for links that it has.
-    import pynvml
-
-    def far_end(number: int) -> str:
-        active = pynvml.nvmlDeviceGetNvLinkState(handle, number)
-        return str(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, number).busId).lower() if active else ""
-
-    ends = (node.query(partial(far_end, number)) for number in range(pynvml.NVML_NVLINK_MAX_LINKS))
-    return [end for end in ends if end]
-
-
-def _ancestor(device: Any, peer: Any) -> str:
-    import pynvml
-
-    kinds = {
-        pynvml.NVML_TOPOLOGY_INTERNAL: "PIX",
-        pynvml.NVML_TOPOLOGY_SINGLE: "PIX",
-        pynvml.NVML_TOPOLOGY_MULTIPLE: "PXB",
-        pynvml.NVML_TOPOLOGY_HOSTBRIDGE: "PHB",
-        pynvml.NVML_TOPOLOGY_NODE: "NODE",
-        pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
-    }
-    return kinds.get(node.query(lambda: pynvml.nvmlDeviceGetTopologyCommonAncestor(device, peer)), "")
+    # nvidia-smi also lists GPUs that CUDA_VISIBLE_DEVICES hides.
+    visible = [f"GPU{gpu.index}" for gpu in machine.gpus]
+    return replace(
+        server,
+        name=machine.hostname,
+        cpu=machine.cpu,
+        sockets=machine.sockets,
+        gpu_model=machine.gpus[0].name if machine.gpus else "",
+        gpus=tuple(name for name in visible if name in server.gpus),
+    )

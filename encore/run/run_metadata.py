@@ -155,7 +155,7 @@ class Compiled(TypedDict):
 class Begun(Described):
     """Facts that are known when a run starts."""
 
-    links: Links  # Sockets, and the links of GPUs and network adapters by `nvidia-smi topo -m` or NVML
+    links: Links  # Sockets, and the links of GPUs and network adapters by `nvidia-smi topo -m`
     weights: dict[str, WeightsFile]  # Pretrained weight files that the run started from, by key
     drop_caches: bool  # Whether to drop the page cache before every experiment
     extra_environment: dict[str, str]  # Variables of `--env`, with secrets redacted

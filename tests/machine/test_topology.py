@@ -111,8 +111,6 @@ ANSWERS: dict[str, Callable[..., object]] = {
     "nvmlDeviceGetCount": lambda: 2,
     "nvmlDeviceGetHandleByIndex": lambda index: index,
     "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(busId=f"00000000:0{handle}:00.0"),
-    "nvmlDeviceGetNvLinkState": lambda handle, link: int(link < 2),
-    "nvmlDeviceGetNvLinkRemotePciInfo": lambda handle, link: SimpleNamespace(busId=f"00000000:0{1 - handle}:00.0"),
     "nvmlDeviceGetPcieThroughput": lambda handle, counter: 1000 * (counter + 1) + handle,
     "nvmlDeviceGetFieldValues": lambda handle, fields: [
         SimpleNamespace(nvmlReturn=int(handle == 1), value=SimpleNamespace(ullVal=number * 10))
@@ -129,9 +127,8 @@ ANSWERS: dict[str, Callable[..., object]] = {
 
 
 class Library:
-    # Part of pynvml that Encore calls: two GPUs with two NVLinks to each other and one unused link
+    # Part of pynvml that Encore calls, with two GPUs
     NVMLError = type("NVMLError", (Exception,), {})
-    NVML_NVLINK_MAX_LINKS = 3
     NVML_SUCCESS = 0
     NVML_CLOCK_SM = NVML_CLOCK_MEM = NVML_TEMPERATURE_GPU = NVML_PCIE_UTIL_TX_BYTES = 0
     NVML_VOLATILE_ECC, nvmlEventTypeXidCriticalError = 0, 8
@@ -144,17 +141,13 @@ class Library:
         return Mock(side_effect=self.NVMLError("Not Supported"))
 
 
-def test_links_and_traffic_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_and_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
     events = [SimpleNamespace(device=device, eventData=xid) for device, xid in ((0, 48), (1, 79))]
     wait = Mock(side_effect=[*events, Library.NVMLError("Timeout"), Library.NVMLError("Timeout")])
-    to_switch = {"nvmlDeviceGetNvLinkRemotePciInfo": lambda handle, link: SimpleNamespace(busId="00000000:ff:00.0")}
-    for far_ends in (to_switch, {}):
-        monkeypatch.setitem(sys.modules, "pynvml", Library(nvmlEventSetWait=wait, **far_ends))
-        server = links.this_server(machine("V100", "V100"))
-        assert (server.name, server.gpu_model, server.nvlinks) == ("box", "V100", {("GPU0", "GPU1"): 2})
+    monkeypatch.setitem(sys.modules, "pynvml", Library(nvmlEventSetWait=wait))
     monkeypatch.setattr(processes, "output_of", lambda *command: (SAMPLES / "dgx-a100.txt").read_text(encoding="utf-8"))
     server = links.this_server(machine("A100"))
-    assert (server.links, server.gpu_model) == (sample("dgx-a100").links, "A100")
+    assert (server.name, server.links, server.gpu_model) == ("box", sample("dgx-a100").links, "A100")
     unsupported = dict.fromkeys(
         ("use_percent", "memory_mib", "sm_mhz", "memory_mhz", "power_watts", "temperature_celsius", "nvlink_sent_kib",
          "nvlink_received_kib")
