@@ -67,10 +67,6 @@ def window(config: Any, generation: int) -> List[int]:
     return list(range(max(1, generation - config.window + 1), generation + 1))
 
 
-def readouts(config: Any, generation: int) -> int:
-    return config.first_readouts if generation == 1 and config.first_readouts else config.readouts
-
-
 # -- the games ------------------------------------------------------------------------------------------
 
 BYTES_OF_A_PRIOR = 4
@@ -81,11 +77,11 @@ def rules_of(config: Any) -> Rules:
     return Rules(size=config.board_size, komi=config.komi, pass_alive=config.pass_alive, features=config.features)
 
 
-def search_of(config: Any, readouts: int) -> Search:
+def search_of(config: Any) -> Search:
     """Return the search of self-play; the options have the names of the submitted flags."""
     moves = config.board_size**2 + 1
     return Search(
-        readouts=readouts,
+        readouts=config.readouts,
         parallel_leaves=config.parallel_leaves,
         fastplay_frequency=config.fastplay_frequency,
         fastplay_readouts=config.fastplay_readouts,

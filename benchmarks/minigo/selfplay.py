@@ -3,10 +3,9 @@ file.
 """
 
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -34,31 +33,6 @@ def match_turn(games: Games, evaluators: Sequence[Evaluate], planes: Array) -> I
         yield from games.answer(*evaluate(planes[:count]), player)
 
 
-class Groups:
-    """Alternates groups of games: while a thread evaluates a group's leaves, the next group is searched.
-
-    Evaluations are applied in a fixed order, so that games do not depend on timing.
-    """
-
-    def __init__(self, games: Games, evaluate: Evaluate, planes: Sequence[Array]) -> None:
-        """Start with games in ``len(planes)`` groups; ``planes`` are the batches of leaves."""
-        self._games, self._evaluate, self._planes = games, evaluate, planes
-        self._thread = ThreadPoolExecutor(1)
-        self._waiting: "Dict[int, Future[Any]]" = {}
-
-    def turn(self) -> Iterator[Game]:
-        """Apply evaluations and search, group by group, and yield finished games."""
-        for group, planes in enumerate(self._planes):
-            if group in self._waiting:
-                policy, value = self._waiting.pop(group).result()
-                yield from self._games.answer(policy, value, group=group)
-            count = self._games.leaves(planes, group=group)
-            self._waiting[group] = self._thread.submit(self._evaluate, planes[:count])
-
-    def close(self) -> None:
-        self._thread.shutdown()
-
-
 def batch_of(config: Any) -> Array:
     """Return uint8 (batch, N, N, planes): input buffer of the network."""
     size = config.board_size
@@ -75,24 +49,17 @@ class Worker:
         self._file = GameFile(generation_folder(output, generation) / f"worker_{part:04d}.games")
         numbers = schedule.game_numbers(config, generation, part, parts)
         self._left = set(numbers) - done
-        self._groups: Optional[Groups] = None
         if self._left:
-            at_once = min(config.concurrent_games, len(self._left))
-            groups = min(config.selfplay_groups, at_once)
             games = Games(
                 rules_of(config),
-                [search_of(config, schedule.readouts(config, generation))],
-                games=at_once,
-                groups=groups,
+                [search_of(config)],
+                games=min(config.concurrent_games, len(self._left)),
                 seed=config.seed,
                 first=min(self._left),
                 threads=config.selfplay_threads,
                 count=numbers.stop - min(self._left),
             )
-            self._turn: Callable[[], Iterator[Game]] = partial(match_turn, games, [evaluate], batch_of(config))
-            if groups > 1:
-                self._groups = Groups(games, evaluate, [batch_of(config) for _ in range(groups)])
-                self._turn = self._groups.turn
+            self._turn = partial(match_turn, games, [evaluate], batch_of(config))
 
     @property
     def missing(self) -> int:
@@ -106,8 +73,6 @@ class Worker:
                     self._left.remove(game.number)
 
     def close(self) -> None:
-        if self._groups is not None:
-            self._groups.close()
         self._file.close()
 
 

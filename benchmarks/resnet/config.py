@@ -53,7 +53,6 @@ class Hyperparameters:
 
     # Ranks
     warm_up_steps: int = 3  # on noise, before the clock: compiles, chooses kernels, opens connections; 0 does none
-    gradient_compression: Literal["none", "fp16", "bf16"] = "none"  # type in which gradients travel
 
     # Evaluation
     eval_period: int = 4  # epochs between evaluations

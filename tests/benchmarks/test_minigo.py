@@ -34,7 +34,7 @@ from benchmarks.minigo.engine import (
 from benchmarks.minigo.engine.position import fixed_handicap
 from benchmarks.minigo.flops import training_flops
 from benchmarks.minigo.records import GameFile, generation_folder, read_generation
-from benchmarks.minigo.selfplay import Groups, match_turn
+from benchmarks.minigo.selfplay import match_turn
 from encore import data, paths
 from encore.errors import EncoreError
 from encore.run import programs
@@ -99,11 +99,10 @@ def test_every_game_of_a_generation_has_one_player(players: int) -> None:
 
 
 def test_rates_and_generations_are_the_submitted_ones() -> None:
-    config, small = config_of("dgxa100", "v0.7"), SimpleNamespace(first_readouts=8, readouts=16)
+    config = config_of("dgxa100", "v0.7")
     rates = [schedule.learning_rate(config, step) for step in (0, 128, 129, 10_000, 10_001, 20_000, 20_001)]
     assert rates == [0.016, 0.016, 0.16, 0.16, 0.016, 0.016, 0.0016]
     assert [schedule.window(config, generation) for generation in (1, 5, 7)] == [[1], [1, 2, 3, 4, 5], [3, 4, 5, 6, 7]]
-    assert [schedule.readouts(small, generation) for generation in (1, 2)] == [8, 16]
     # NVIDIA's logs of v0.7 have epochs 18 to 71 for iterations = 70: the checkpoint is model 17.
     epochs = {
         **{(system, "v0.7"): epochs for system, epochs in (("dgxa100", 54), ("dgxa100_n2", 49), ("dgxa100_n32", 64))},
@@ -228,7 +227,7 @@ def test_games_with_flaws_are_reported_and_left_out(tmp_path: Path, tensorflow_p
 # -- a killed run -----------------------------------------------------------------------------------------
 
 # Rank 0 trains, rank 1 plays. The evaluation is long enough for the signal that stops the run during the second one.
-SMALL = {"epochs": "2", "games": "40", "concurrent_games": "8", "readouts": "16", "first_readouts": "8",
+SMALL = {"epochs": "2", "games": "40", "concurrent_games": "8", "readouts": "16",
          "eval_games": "12", "eval_first_model": "false", "eval_readouts": "120", "quality_target": "1.0",
          "train_ranks": "1", "selfplay_ranks": "1", "batch_size": "128"}  # fmt: skip
 
@@ -458,19 +457,16 @@ def planes_of(batch: int) -> np.ndarray:
     return np.zeros((batch, 5, 5, 17), np.uint8)
 
 
-def played(games: Games, batch: int, *networks: Network, groups: int = 1) -> list[Game]:
+def played(games: Games, batch: int, *networks: Network) -> list[Game]:
     # All games, by number
     finished: list[Game] = []
-    together = Groups(games, networks[0], [planes_of(batch) for _ in range(groups)])
     while games.running:
-        finished += together.turn() if groups > 1 else match_turn(games, networks, planes_of(batch))
-    together.close()
+        finished += match_turn(games, networks, planes_of(batch))
     return sorted(finished, key=lambda game: game.number)
 
 
-def twelve(search: Search, at_once: int, batch: int, threads: int = 1, groups: int = 1, seed: int = 0) -> list[Game]:
-    games = Games(RULES, [search], games=at_once, seed=5, threads=threads, count=12, groups=groups)
-    return played(games, batch, Network(seed), groups=groups)
+def twelve(search: Search, at_once: int, batch: int, threads: int = 1, seed: int = 0) -> list[Game]:
+    return played(Games(RULES, [search], games=at_once, seed=5, threads=threads, count=12), batch, Network(seed))
 
 
 def content(games: list[Game]) -> list[tuple[object, ...]]:
@@ -489,13 +485,12 @@ def one_by_one() -> list[Game]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("at_once", "batch", "threads", "groups"),
-    [(12, 12, 1, 1), (5, 64, 1, 1), (12, 3, 1, 1), (12, 12, 2, 1), (12, 6, 1, 2), (5, 64, 1, 2), (12, 3, 2, 3)],
+    ("at_once", "batch", "threads"), [(12, 12, 1), (5, 64, 1), (12, 3, 1), (12, 12, 2), (12, 6, 1), (12, 3, 2)]
 )
-def test_games_do_not_depend_on_batches_and_groups(
-    at_once: int, batch: int, threads: int, groups: int, one_by_one: list[Game]
+def test_games_do_not_depend_on_batches_and_threads(
+    at_once: int, batch: int, threads: int, one_by_one: list[Game]
 ) -> None:
-    assert content(twelve(PLAIN, at_once, batch, threads, groups)) == content(one_by_one)
+    assert content(twelve(PLAIN, at_once, batch, threads)) == content(one_by_one)
 
 
 def test_games_end_by_the_rules(one_by_one: list[Game]) -> None:
@@ -537,7 +532,6 @@ def two_games() -> Games:
         (lambda: fixed_handicap(9, 1), "handicap 1 on 9 x 9"),
         (lambda: fixed_handicap(9, 10), "handicap 10 on 9 x 9"),
         (lambda: Games(RULES, [PLAIN], games=0, seed=0), "games 0, threads 1"),
-        (lambda: Games(RULES, [PLAIN], games=1, seed=0, groups=2), "games 1, threads 1"),
         (lambda: two_games().leaves(planes_of(3)), "a batch of 3"),
         (lambda: gtp.evaluator_of("uniform", 7, "", 1), "size 7"),
     ],

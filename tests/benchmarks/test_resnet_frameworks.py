@@ -95,7 +95,7 @@ def test_server_has_the_quality_of_the_run(
     evaluated(encore, tmp_path / "exported", run, exported(encore, run, tmp_path / "exported", format_name), *options)
 
 
-STEP = {"optimizer": "lars", "learning_rate": "4.0", "gradient_compression": "fp16", "epochs": "1",
+STEP = {"optimizer": "lars", "learning_rate": "4.0", "epochs": "1",
         "warmup_epochs": "0.5", "quality_target": "1.0"}  # fmt: skip
 # In fp32: a CPU without instructions for bf16 takes 40 times as long for it; tests/in_framework has steps in bf16.
 SCALED = {**STEP, "accumulation_steps": "2", "loss_scale": "128", "image_size": "16", "eval_resize": "16"}

@@ -9,7 +9,7 @@ from benchmarks.minigo.tensorflow import config
 
 SYSTEM = Path(config.__file__).parent / "systems" / "cpu_v0.7.toml"
 # A run of two generations in seconds
-TINY = {"epochs": 2, "games": 40, "concurrent_games": 8, "readouts": 16, "first_readouts": 8, "eval_games": 12,
+TINY = {"epochs": 2, "games": 40, "concurrent_games": 8, "readouts": 16, "eval_games": 12,
         "eval_readouts": 8, "eval_first_model": False, "quality_target": 1.0, "conv_width": 4, "trunk_layers": 1,
         "fc_width": 4, "batch_size": 64, "gating_win_rate": 0.01, "gating_games": 4, "warm_up_steps": 0}  # fmt: skip
 

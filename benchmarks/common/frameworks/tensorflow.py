@@ -116,22 +116,21 @@ def _finish_queued() -> None:
     tf.square(1.0).numpy()
 
 
-def average(gradients: Sequence[tf.Tensor], compression: str, groups: int) -> List[tf.Tensor]:
+def average(gradients: Sequence[tf.Tensor], groups: int) -> List[tf.Tensor]:
     """Average all gradients over the ranks, for use in a tf.function.
 
-    ``compression``: communication type, none or fp16. ``groups`` above 0 sends them in that many groups; otherwise
-    each gradient is sent when ready and Horovod fuses by size.
+    ``groups`` above 0 sends them in that many groups; otherwise each gradient is sent when ready and Horovod fuses by
+    size.
     """
     if hvd.size() == 1:
         return list(gradients)
-    options = {"op": hvd.Average, "compression": getattr(hvd.Compression, compression)}
     if groups == 0:
-        return [hvd.allreduce(g, name=f"gradient.{n}", **options) for n, g in enumerate(gradients)]
+        return [hvd.allreduce(g, op=hvd.Average, name=f"gradient.{n}") for n, g in enumerate(gradients)]
     averaged: List[tf.Tensor] = []
     size = -(-len(gradients) // groups)
     for first in range(0, len(gradients), size):
         lot = list(gradients[first : first + size])
-        averaged += hvd.grouped_allreduce(lot, name=f"gradients.{first}", **options)
+        averaged += hvd.grouped_allreduce(lot, op=hvd.Average, name=f"gradients.{first}")
     return averaged
 
 

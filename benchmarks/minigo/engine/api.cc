@@ -218,18 +218,18 @@ float minigo_study_value(const AnyStudy* study) { return study->value(); }
 void minigo_study_visits(const AnyStudy* study, int32_t* out) { study->visits(out); }
 
 AnyPool* minigo_pool(const Rules* rules, const Search* searches, int sides, int games, uint64_t seed, int first,
-                     int threads, int groups, const int8_t* stones, int to_play) {
+                     int threads, const int8_t* stones, int to_play) {
   return minigo::by_size(rules->size, [&](auto n) -> AnyPool* {
-    return new minigo::Pool<n()>(*rules, searches, sides, games, seed, first, threads, groups,
+    return new minigo::Pool<n()>(*rules, searches, sides, games, seed, first, threads,
                                  minigo::board_of<n()>(stones, to_play));
   });
 }
 void minigo_pool_free(AnyPool* pool) { delete pool; }
-int minigo_pool_leaves(AnyPool* pool, int side, int group, void* planes, int batch, int floats) {
-  return pool->leaves(side, group, planes, batch, floats != 0);
+int minigo_pool_leaves(AnyPool* pool, int side, void* planes, int batch, int floats) {
+  return pool->leaves(side, planes, batch, floats != 0);
 }
-int minigo_pool_answer(AnyPool* pool, int side, int group, const float* policy, const float* value) {
-  return pool->answer(side, group, policy, value);
+int minigo_pool_answer(AnyPool* pool, int side, const float* policy, const float* value) {
+  return pool->answer(side, policy, value);
 }
 int minigo_pool_take(AnyPool* pool, Summary* summary, const int16_t** moves, const uint16_t** visits,
                      const float** values) {

@@ -123,24 +123,21 @@ class Games:
         first: int = 0,
         threads: int = 1,
         count: Optional[int] = None,
-        groups: int = 1,
     ) -> None:
         """Prepare ``games`` parallel games, numbered from ``first``; they start with the first call of ``leaves``.
 
         Two ``searches`` are for player 0 and player 1, with separate trees: player ``number & 1`` is black, and
-        resignation follows the first search (cc/eval.cc, v0.7). ``count`` games are played; None: no limit. With
-        several ``groups`` (single player only), one group is searched while the leaves of another are evaluated.
+        resignation follows the first search (cc/eval.cc, v0.7). ``count`` games are played; None: no limit.
         """
-        if games < max(1, groups) or threads < 1:
-            problem, expected = f"games {games}, threads {threads}", "at least one of each"
-            raise Problem(problem, f"{expected}, and as many games as groups" if groups > 1 else expected, "set them")
+        if games < 1 or threads < 1:
+            raise Problem(f"games {games}, threads {threads}", "at least one of each", "set them")
         self.rules, self._leaves = rules, [search.parallel_leaves for search in searches]
-        self._rows = {(player, group): 0 for player in range(len(searches)) for group in range(groups)}
+        self._rows = [0] * len(searches)
         native = (NativeSearch * len(searches))(*[search.native(rules.size) for search in searches])
         start = Position(rules)
         self._handle = engine().minigo_pool(
             rules.native(), native, len(searches), games, seed & (1 << 64) - 1, first, threads,
-            groups, start.start.ctypes.data, start.first,
+            start.start.ctypes.data, start.first,
         )  # fmt: skip
         if count is not None:
             engine().minigo_pool_stop(self._handle, first + count)
@@ -154,12 +151,12 @@ class Games:
     def running(self) -> bool:
         return bool(engine().minigo_pool_running(self._handle))
 
-    def leaves(self, planes: Array, player: int = 0, group: int = 0) -> int:
+    def leaves(self, planes: Array, player: int = 0) -> int:
         """Fill rows of ``planes``, uint8 or float32 [batch, N, N, planes], and return the number of leaves to evaluate.
 
-        The leaves are from games of ``group`` in which ``player`` is to move. The batch needs at least
-        ``parallel_leaves`` rows; if it is too small for all games, they are served in turn. Returns 0 if all leaves
-        were resolved by the cache or the rules; call ``answer`` for finished games.
+        The leaves are from games in which ``player`` is to move. The batch needs at least ``parallel_leaves`` rows; if
+        it is too small for all games, they are served in turn. Returns 0 if all leaves were resolved by the cache or
+        the rules; call ``answer`` for finished games.
         """
         floats = check_planes(planes, (self.rules.size, self.rules.size, self.rules.planes))
         if len(planes) < self._leaves[player]:
@@ -168,13 +165,13 @@ class Games:
                 f"at least the {self._leaves[player]} leaves that one game searches at once",
                 "make the batch larger, or set fewer parallel_leaves",
             )
-        arguments = (player, group, planes.ctypes.data, len(planes), floats)
-        self._rows[player, group] = int(engine().minigo_pool_leaves(self._handle, *arguments))
-        return self._rows[player, group]
+        address = planes.ctypes.data
+        self._rows[player] = int(engine().minigo_pool_leaves(self._handle, player, address, len(planes), floats))
+        return self._rows[player]
 
-    def answer(self, policy: Array, value: Array, player: int = 0, group: int = 0) -> List[Game]:
+    def answer(self, policy: Array, value: Array, player: int = 0) -> List[Game]:
         """Set the policies float32 [n, moves] and values float32 [n] for the player to move; return finished games."""
-        rows, self._rows[player, group] = self._rows[player, group], 0
+        rows, self._rows[player] = self._rows[player], 0
         policy = np.ascontiguousarray(policy, np.float32).reshape(-1, self.rules.moves)
         value = np.ascontiguousarray(value, np.float32).reshape(-1)
         if len(policy) < rows or len(value) < rows:
@@ -187,7 +184,7 @@ class Games:
             raise Problem(
                 "an evaluation that is not finite", "numbers", "check why the network returns NaN or infinity"
             )
-        count = engine().minigo_pool_answer(self._handle, player, group, policy.ctypes.data, value.ctypes.data)
+        count = engine().minigo_pool_answer(self._handle, player, policy.ctypes.data, value.ctypes.data)
         return [self._next() for _ in range(count)]
 
     def _next(self) -> Game:

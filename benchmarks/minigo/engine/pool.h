@@ -13,8 +13,8 @@ namespace minigo {
 class AnyPool {
  public:
   virtual ~AnyPool() = default;
-  virtual int leaves(int side, int group, void* planes, int batch, bool floats) = 0;
-  virtual int answer(int side, int group, const float* policy, const float* value) = 0;
+  virtual int leaves(int side, void* planes, int batch, bool floats) = 0;
+  virtual int answer(int side, const float* policy, const float* value) = 0;
   virtual bool take(Summary* summary, const int16_t** moves, const uint16_t** visits, const float** values) = 0;
   virtual void stop(int after) = 0;
   virtual void forget() = 0;
@@ -27,36 +27,34 @@ class Pool : public AnyPool {
   static constexpr int P = N * N, M = P + 1;
 
   Pool(const Rules& rules, const Search* searches, int sides, int games, uint64_t seed, int first, int threads,
-       int groups, const Board<N>& start)
+       const Board<N>& start)
       : rules_(rules), searches_(searches, searches + sides), slots_(games), seed_(seed), next_(first), start_(start),
-        groups_(groups), team_(threads) {
+        team_(threads) {
     for (int k = 0; k < sides; ++k) caches_.push_back(std::make_unique<Cache>(searches[k].cache_entries, M));
-    served_.resize(sides * groups);
-    turn_.resize(sides * groups);
+    served_.resize(sides);
+    turn_.resize(sides);
   }
 
   // Games are served in turn where the batch has no room for the leaves of all. Each has its own rows, in the order
-  // of the slots, however many threads there are. A group has every so many slots: another group's leaves may wait for
-  // their answer meanwhile.
-  int leaves(int side, int group, void* planes, int batch, bool floats) override {
+  // of the slots, however many threads there are.
+  int leaves(int side, void* planes, int batch, bool floats) override {
     fill();
-    int quota = searches_[side].parallel_leaves, place = side * groups_ + group;
-    int count = (static_cast<int>(slots_.size()) - group + groups_ - 1) / groups_;
-    std::vector<Slot*>& served = served_[place];
+    int quota = searches_[side].parallel_leaves, count = static_cast<int>(slots_.size());
+    std::vector<Slot*>& served = served_[side];
     served.clear();
     int passed = 0, taken = 0;
     // A game may have fewer leaves than it is asked for: others are served until the batch has no room for one more.
     while (passed < count && batch - taken >= quota) {
       size_t first = served.size(), room = static_cast<size_t>((batch - taken) / quota);
       for (; passed < count && served.size() - first < room; ++passed) {
-        Slot& slot = slots_[(turn_[place] + passed) % count * groups_ + group];
+        Slot& slot = slots_[(turn_[side] + passed) % count];
         if (slot.game && !slot.game->over() && slot.game->side_to_move() == side) served.push_back(&slot);
       }
       team_.each(static_cast<int>(served.size() - first),
                  [&](int i) { served[first + i]->game->select(side, quota, caches_[side].get()); });
       for (size_t i = first; i < served.size(); ++i) taken += served[i]->waiting(side);
     }
-    turn_[place] = (turn_[place] + passed) % count;
+    turn_[side] = (turn_[side] + passed) % count;
     std::sort(served.begin(), served.end());
     int rows = 0;
     for (Slot* slot : served) {
@@ -77,8 +75,8 @@ class Pool : public AnyPool {
     return rows;
   }
 
-  int answer(int side, int group, const float* policy, const float* value) override {
-    std::vector<Slot*>& served = served_[side * groups_ + group];
+  int answer(int side, const float* policy, const float* value) override {
+    std::vector<Slot*>& served = served_[side];
     team_.each(static_cast<int>(served.size()), [&](int i) {
       Slot* slot = served[i];
       if (slot->rows == 0) return;
@@ -140,7 +138,6 @@ class Pool : public AnyPool {
   uint64_t seed_;
   int next_, last_ = INT_MAX;
   Board<N> start_;
-  int groups_;
   std::vector<std::unique_ptr<Cache>> caches_;
   std::vector<std::vector<Slot*>> served_;
   std::vector<int> turn_;

@@ -108,10 +108,10 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "minigo_study_choose": (c_int, [c_void_p, c_int]),
     "minigo_study_value": (c_float, [c_void_p]),
     "minigo_study_visits": (None, [c_void_p, c_void_p]),
-    "minigo_pool": (c_void_p, [_RULES, _SEARCH, c_int, c_int, c_uint64, c_int, c_int, c_int, c_void_p, c_int]),
+    "minigo_pool": (c_void_p, [_RULES, _SEARCH, c_int, c_int, c_uint64, c_int, c_int, c_void_p, c_int]),
     "minigo_pool_free": (None, [c_void_p]),
-    "minigo_pool_leaves": (c_int, [c_void_p, c_int, c_int, c_void_p, c_int, c_int]),
-    "minigo_pool_answer": (c_int, [c_void_p, c_int, c_int, c_void_p, c_void_p]),
+    "minigo_pool_leaves": (c_int, [c_void_p, c_int, c_void_p, c_int, c_int]),
+    "minigo_pool_answer": (c_int, [c_void_p, c_int, c_void_p, c_void_p]),
     "minigo_pool_take": (
         c_int,
         [c_void_p, POINTER(NativeSummary), POINTER(POINTER(c_int16)), POINTER(POINTER(c_uint16)),

@@ -23,7 +23,7 @@ from benchmarks.minigo.engine import Games
 from benchmarks.minigo.examples import GoGames
 from benchmarks.minigo.flops import training_flops
 from benchmarks.minigo.schedule import rules_of, search_of
-from benchmarks.minigo.selfplay import Groups, batch_of, match_turn
+from benchmarks.minigo.selfplay import batch_of, match_turn
 from benchmarks.minigo.tensorflow import data as tensors
 from benchmarks.minigo.tensorflow.config import Config
 from benchmarks.minigo.tensorflow.data import Batch, synthetic_batch
@@ -78,11 +78,10 @@ def self_play(config: Config, evaluate: Evaluator) -> Callable[[], Any]:
     """Return a function that evaluates a full batch of positions in endless self-play."""
     games = Games(
         rules_of(config),
-        [search_of(config, config.readouts)],
+        [search_of(config)],
         config.concurrent_games,
         config.seed,
         threads=config.selfplay_threads,
-        groups=config.selfplay_groups,
     )
     evaluated = 0
 
@@ -92,8 +91,6 @@ def self_play(config: Config, evaluate: Evaluator) -> Callable[[], Any]:
         return evaluate(planes)
 
     turn: Callable[[], Any] = partial(match_turn, games, [count_evaluated], batch_of(config))
-    if config.selfplay_groups > 1:
-        turn = Groups(games, count_evaluated, [batch_of(config) for _ in range(config.selfplay_groups)]).turn
 
     def play() -> None:
         nonlocal evaluated

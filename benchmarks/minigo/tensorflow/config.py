@@ -43,11 +43,9 @@ class Config:
     # Self-play
     games: int = 8192  # per generation, over all ranks; submitted: min_games_per_iteration
     concurrent_games: int = 384  # per rank, in parallel; submitted: games per thread x threads x processes
-    selfplay_groups: int = 1  # groups of games: one is searched while another is evaluated
     selfplay_threads: int = 6  # search threads per rank
     inference_batch: int = 256  # batch size of the network; submitted: trt_max_batch_size
     readouts: int = 800  # per search; submitted: num_readouts
-    first_readouts: int = 0  # the same in the first generation; 0: readouts
     parallel_leaves: int = 4  # evaluated together in a search, by virtual loss; submitted: virtual_losses
     fastplay_frequency: float = 0.75  # fraction of moves with fewer readouts, not used for training
     fastplay_readouts: int = 80  # readouts of these moves
@@ -82,7 +80,6 @@ class Config:
     value_cost_weight: float = 0.5  # on the squared error of the value
     loss_scale: float = 1.0  # factor on the loss for fp16 gradients
     supervised_steps: int = 0  # on the data set's games before the first generation
-    gradient_compression: Literal["none", "fp16"] = "none"  # type in which gradients travel
     warm_up_steps: int = 3  # on synthetic data, before the clock; 0 does none
 
     # Evaluation
@@ -113,11 +110,11 @@ class Config:
         return tuple(float(f"{self.learning_rate * factor:.6g}") for factor in self.rate_factors)
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "epochs", "games", "concurrent_games", "selfplay_groups", "selfplay_threads", "readouts")
+        at_least(self, 1, "epochs", "games", "concurrent_games", "selfplay_threads", "readouts")
         at_least(self, 1, "inference_batch", "parallel_leaves", "conv_width", "trunk_layers", "fc_width", "window")
         at_least(self, 1, "batch_size", "fastplay_readouts", "eval_games", "eval_readouts", "gating_games")
         at_least(self, 1, "log_interval", "eval_batch_size")
-        at_least(self, 0, "train_ranks", "selfplay_ranks", "first_readouts", "cache_mb", "eval_soft_moves")
+        at_least(self, 0, "train_ranks", "selfplay_ranks", "cache_mb", "eval_soft_moves")
         at_least(self, 0, "supervised_steps", "warm_up_steps", "move_limit", "gating_win_rate", "l2_strength")
         above_zero(self, "learning_rate", "loss_scale")
         fraction(self, "quality_target", "sample_share")

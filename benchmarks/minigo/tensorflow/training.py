@@ -42,9 +42,8 @@ class Training:
     def average(self, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         """Return the gradients averaged over the training ranks."""
         if self._group is None:
-            return tensorflow.average(gradients, self.config.gradient_compression, 0)
-        compression = getattr(hvd.Compression, self.config.gradient_compression)
-        options = {"op": hvd.Average, "compression": compression, "process_set": self._group}
+            return tensorflow.average(gradients, 0)
+        options = {"op": hvd.Average, "process_set": self._group}
         return [hvd.allreduce(g, name=f"gradient.{n}", **options) for n, g in enumerate(gradients)]
 
     def share(self) -> None:

@@ -10,25 +10,18 @@ from benchmarks.resnet.config import Hyperparameters
 @dataclass(frozen=True)
 class Config(Hyperparameters):
     precision: Literal["fp16", "fp32"] = "fp16"  # fp16 uses fp32 master weights and batch-norm statistics
-    fused_convolutions: bool = False  # by NVIDIA's NormConvolution, with batch-norm and ReLU inside; v0.7 on V100
-    gradient_compression: Literal["none", "fp16"] = "none"  # type in which gradients travel
     gradient_groups: int = 0  # number of fused all-reduces; 0: Horovod decides by size
 
     @property
     def communicates(self) -> str:
-        """Type of gradients in communication: the type of the weights, cast by Gluon, or the compressed type."""
-        return "fp16" if self.precision == "fp16" else self.gradient_compression
+        """Type of gradients in communication: the type of the weights, cast by Gluon."""
+        return self.precision
 
     def __post_init__(self) -> None:
         super().__post_init__()
         precision_on_cpu(self, "fp32")
         problem = "device=cpu has no NHWC convolution in MXNet: set layout=NCHW"
-        fits = self.device == "gpu" and self.precision == "fp16" and self.layout == "NHWC"
         reject_if(
-            (
-                "fused_convolutions needs device=gpu, precision=fp16 and layout=NHWC",
-                self.fused_convolutions and not fits,
-            ),
             (problem, self.device == "cpu" and self.layout == "NHWC"),
             (
                 "MXNet's step has no accumulation: set accumulation_steps=1 and a smaller batch_size",

@@ -1,7 +1,7 @@
 """ResNet v1.5 in Gluon, with the architecture in benchmarks/resnet/architecture.py.
 
 On GPUs the fused batch-norm operators of NVIDIA's MXNet are used if installed, with the arguments of the submissions
-(resnet/implementations/mxnet/symbols/resnet-v1b-fl.py), and its fused convolutions if ``fused_convolutions`` is set.
+(resnet/implementations/mxnet/symbols/resnet-v1b-fl.py).
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ from typing import Any, Dict, Sequence
 import mxnet as mx
 from mxnet.gluon import HybridBlock, nn
 
-from benchmarks.common.run import choices
 from benchmarks.resnet import architecture
 from benchmarks.resnet.mxnet.config import Config
 
@@ -24,7 +23,6 @@ class FusedOperators:
 
     batch_norm_relu: bool
     batch_norm_add_relu: bool
-    norm_convolution: bool = False
 
 
 def fused_operators(config: Config, operators: Any = mx.sym) -> FusedOperators:
@@ -38,22 +36,12 @@ def fused_operators(config: Config, operators: Any = mx.sym) -> FusedOperators:
             return False
         return True
 
-    convolution = config.fused_convolutions and hasattr(operators, "NormConvolution")
-    return FusedOperators(usable and exists("data"), usable and exists("data", "addend"), convolution)
+    return FusedOperators(usable and exists("data"), usable and exists("data", "addend"))
 
 
 def missing_operators(config: Config, operators: Any = mx.sym) -> str:
-    """Return a warning if a submitted configuration's fused operators are missing on a GPU, else "".
-
-    Raises:
-        UnavailableError: an operator is requested explicitly, but missing.
-    """
+    """Return a warning if a submitted configuration's fused operators are missing on a GPU, else ""."""
     available = fused_operators(config, operators)
-    if config.fused_convolutions and not available.norm_convolution:
-        raise choices.UnavailableError(
-            f"fused_convolutions=true: MXNet {mx.__version__} has no NormConvolution\n"
-            "  hint: set fused_convolutions=false, or use an image of NVIDIA's MXNet that has it"
-        )
     required = {"BatchNorm with act_type": available.batch_norm_relu, "BatchNormAddRelu": available.batch_norm_add_relu}
     missing = " and ".join(name for name, there in required.items() if not there)
     if config.device != "gpu" or config.precision != "fp16" or not missing:
@@ -114,8 +102,6 @@ class Layers:
 
     def body(self, convs: Sequence[architecture.Conv]) -> HybridBlock:
         """Return a block's convolutions with batch-norm and ReLU between the convolutions."""
-        if self.fused.norm_convolution:
-            return NormConvolutions(self, convs)
         block = nn.HybridSequential()
         for conv in convs[:-1]:
             block.add(self.conv(conv), self.norm_relu(conv.channels))
@@ -138,46 +124,6 @@ class FusedNorm(nn.BatchNorm):
     def hybrid_forward(self, F: Any, x: Any, *shortcut: Any, **parameters: Any) -> Any:
         arrays = {name: parameters[argument] for name, argument in NORM_ARGUMENTS.items()}
         return fused_norm(F, self._options, x, *shortcut, **arrays, name="fwd")
-
-
-class NormConvolutions(HybridBlock):
-    """A block's convolutions with NVIDIA's operator, which applies the preceding batch-norm and ReLU when it reads.
-
-    All convolutions except the first normalize their input with the sums of values and squares from the previous
-    one; the last output is not normalized. Called as in resnet-v1b-normconv-fl.py of the v0.7 submission. Kernels
-    exist for fp16 in NHWC, multiples of 32 channels, 3x3 and 1x1 with stride 1, on a V100, and on an A100 with
-    MXNET_EXTENDED_NORMCONV_SUPPORT=1. The Gluon layers only provide parameters.
-    """
-
-    def __init__(self, layers: "Layers", convs: Sequence[architecture.Conv]) -> None:
-        super().__init__()
-        self._convs, self._options = convs, norm_options(layers.config)
-        self._options.pop("axis")
-        self._layout = layers.config.layout
-        self.layers = nn.HybridSequential()
-        for number, conv in enumerate(convs):
-            if number:
-                norm = layers.norm(conv.in_channels)
-                self.layers.add(norm)
-                for name, argument in NORM_ARGUMENTS.items():
-                    setattr(self, f"{name}{number}", getattr(norm, argument))
-            convolution = layers.conv(conv)
-            self.layers.add(convolution)
-            setattr(self, f"weight{number}", convolution.weight)
-
-    def hybrid_forward(self, F: Any, x: Any, **parameters: Any) -> Any:
-        sums: Dict[str, Any] = {}
-        for number, conv in enumerate(self._convs):
-            options: Dict[str, Any] = {"no_norm": True, "act_type": None}
-            if number:
-                options = {"no_norm": False, "act_type": "relu", **self._options, **sums}
-                options.update({name: parameters[f"{name}{number}"] for name in NORM_ARGUMENTS})
-            sizes = {"kernel": conv.kernel, "stride": conv.stride, "pad": conv.kernel // 2}
-            options.update({name: (size, size) for name, size in sizes.items()}, num_filter=conv.channels)
-            weight = parameters[f"weight{number}"]
-            x, total, squares = F.NormConvolution(data=x, weight=weight, layout=self._layout, **options)
-            sums = {"in_sum": total, "in_sum_squares": squares}
-        return x
 
 
 class NormAddRelu(HybridBlock):

@@ -109,6 +109,4 @@ def build_trainer(parameters: ParameterDict, config: Config) -> hvd.DistributedT
     """Return Horovod's trainer for ``parameters``, which averages gradients over all ranks in every step."""
     for name, parameter in parameters.items():
         parameter.wd_mult = 0.0 if has_suffix(name, config.no_weight_decay) else 1.0
-    compression = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}[config.gradient_compression]
-    optimizer, groups = _optimizer(config), config.gradient_groups
-    return hvd.DistributedTrainer(parameters, optimizer, compression=compression, num_groups=groups)
+    return hvd.DistributedTrainer(parameters, _optimizer(config), num_groups=config.gradient_groups)

@@ -11,7 +11,6 @@ from benchmarks.resnet.config import Hyperparameters
 class Config(Hyperparameters):
     layout: Literal["NHWC"] = "NHWC"  # order of the axes; TensorFlow's CPU kernels know no other
     xla: Literal["auto", True, False] = "auto"  # compile forward, backward and update; auto: with device=gpu
-    gradient_compression: Literal["none", "fp16"] = "none"  # type in which gradients travel
     gradient_groups: int = 0  # number of fused all-reduces; 0: Horovod decides by size
 
     @property

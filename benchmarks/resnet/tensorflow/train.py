@@ -59,7 +59,7 @@ def train_step(training: Training, images: tf.Tensor, labels: tf.Tensor, rate: t
     """Forward, backward, all-reduce and update, traced as one graph; return this rank's mean loss."""
     config = training.config
     loss, gradients = training.compiled(forward_backward, images, labels)
-    gradients = tensorflow.average(gradients, config.gradient_compression, config.gradient_groups)
+    gradients = tensorflow.average(gradients, config.gradient_groups)
     training.update(gradients, rate)
     return training.optimizer.reported(loss)
 

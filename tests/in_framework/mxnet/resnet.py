@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.common.data.recordio import read_index, read_record, unpack
 from benchmarks.common.frameworks import mxnet
-from benchmarks.common.run.choices import UnavailableError
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.resnet import architecture, inputs, schedule
 from benchmarks.resnet.mxnet import data as tensors
@@ -19,7 +18,7 @@ from tests.in_framework import resnet
 from tests.in_framework.waves import digest, waves
 
 import mxnet as mx  # isort: skip
-from mxnet import autograd, gluon  # isort: skip
+from mxnet import gluon  # isort: skip
 
 ranks = mxnet.start(SimpleNamespace(device="cpu"))
 GPU = dataclasses.replace(Config(), device="gpu", layout="NHWC", precision="fp16")
@@ -68,51 +67,6 @@ def test_fused_operators_get_the_submitted_arguments():
     numbers = {"eps": GPU.batch_norm_epsilon, "momentum": GPU.batch_norm_momentum, "axis": 3, "fix_gamma": False}
     common = {**dict.fromkeys(("beta", "data", "gamma", "moving_mean", "moving_var")), "name": "fwd", **numbers}
     assert calls == [{**common, "act_type": "relu"}, {**common, "addend": None}]
-
-
-def norm_convolution(
-    data, weight, kernel, stride, pad, num_filter, layout, no_norm, act_type, in_sum=None, in_sum_squares=None,
-    gamma=None, beta=None, moving_mean=None, moving_var=None, eps=None, momentum=None, fix_gamma=None,
-):  # fmt: skip
-    """MXNet's operators in the interface of NVIDIA's norm_convolution.cc, which has no other argument."""
-    if not no_norm:
-        assert (act_type, fix_gamma, momentum) == ("relu", False, 0.9) and moving_mean.shape == moving_var.shape
-        mean, squares = (sums.reshape((1, -1, 1, 1)) * data.shape[1] / data.size for sums in (in_sum, in_sum_squares))
-        factor = gamma.reshape((1, -1, 1, 1)) / mx.nd.sqrt(squares - mean**2 + eps)
-        data = mx.nd.relu((data - mean) * factor + beta.reshape((1, -1, 1, 1)))
-    out = mx.nd.Convolution(
-        data, weight, no_bias=True, kernel=kernel, stride=stride, pad=pad, num_filter=num_filter, layout=layout
-    )
-    return out, out.sum(axis=(0, 2, 3)), (out**2).sum(axis=(0, 2, 3))
-
-
-@pytest.mark.parametrize("depth", [18, 50])
-def test_fused_convolutions_have_the_values_and_gradients_of_the_plain_ones(depth):
-    config, results = resnet.config_of(Config, depth=depth), []
-    operators = SimpleNamespace(NormConvolution=norm_convolution)
-    block = next(b for b in architecture.residual_blocks(config) if b.convs[-2].stride == 2 or depth == 18)
-    images = mx.nd.random.uniform(-1, 1, (2, block.convs[0].in_channels, 8, 8))
-    for fused in (True, False):
-        mx.random.seed(3)
-        body = model.Layers(config, model.FusedOperators(False, False, fused)).body(block.convs)
-        body.initialize()
-        images.attach_grad()
-        weights = {name: parameter.data() for name, parameter in body._reg_params.items()}
-        with autograd.record():
-            out = body.hybrid_forward(operators, images, **weights) if fused else body(images)
-        out.backward(mx.nd.arange(out.size).reshape(out.shape) / out.size)
-        gradients = [p.grad() for p in body.collect_params().values() if p.grad_req != "null"]
-        results.append([out, images.grad.copy(), *gradients])
-    assert len(results[0]) == 2 + 3 * len(block.convs) - 2
-    assert all(float((a - b).norm().asscalar()) < 1e-4 * float(b.norm().asscalar()) for a, b in zip(*results))
-
-
-def test_fused_convolutions_are_rejected_without_the_operator():
-    config = dataclasses.replace(GPU, fused_convolutions=True)
-    with pytest.raises(UnavailableError, match=r"has no NormConvolution(.|\n)*hint: set fused_convolutions=false"):
-        model.missing_operators(config)
-    symbols = SimpleNamespace(NormConvolution=None, BatchNorm=NGC.BatchNorm)
-    assert model.fused_operators(config, symbols) == model.FusedOperators(True, False, True)
 
 
 def losses(training, count, skip=0):
