@@ -155,7 +155,6 @@ def severity_at(rate: float | None, max_severity: Severity) -> Severity:
 Found = Sequence[tuple[Path, Sequence[Finding]]]  # Findings per log or set folder
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-_LEVELS = {"error": "error", "warning": "warning", "note": "note"}
 
 
 def sarif(results_by_path: Found) -> str:
@@ -205,24 +204,17 @@ def _rule_id(finding: Finding) -> str:
 
 
 def _result(path: Path, finding: Finding) -> dict[str, Any]:
-    file = finding.path or path
-    location: dict[str, Any] = {"artifactLocation": {"uri": quote(_relative(file))}}
+    file = (finding.path or path).absolute()
+    relative = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else finding.path or path
+    location: dict[str, Any] = {"artifactLocation": {"uri": quote(relative.as_posix())}}
     if finding.line is not None:
         location["region"] = {"startLine": max(finding.line, 1)}
-    level = "note" if finding.kind == "small_data" else _LEVELS[finding.severity]
     return {
         "ruleId": _rule_id(finding),
-        "level": level,
+        "level": "note" if finding.kind == "small_data" else finding.severity,
         "message": {"text": _format_text(finding)},
         "locations": [{"physicalLocation": location}],
     }
-
-
-def _relative(path: Path) -> str:
-    try:
-        return path.absolute().relative_to(Path.cwd()).as_posix()
-    except ValueError:
-        return path.as_posix()
 
 
 def _format_text(finding: Finding) -> str:

@@ -17,7 +17,7 @@ from encore.errors import EncoreError
 from encore.lab.scaling.printed_tables import MICROWAY, Span, checks, rounding_range, tables
 from encore.results.compare.compare import SAME_RUNS, Verdict, compare
 from encore.results.compare.digest import main, thin_losses
-from encore.results.compare.run_set import RunSet, digests, load_run_set, load_run_sets
+from encore.results.compare.run_set import RunSet, digests, load_run_set, load_run_sets, submission
 from encore.results.published import published, systems
 from encore.results.published.published import load_figures, load_published, load_studies, select, system_of
 from encore.results.published.systems import cells_at, described, family, from_description, model_of, rounds_system
@@ -26,7 +26,6 @@ from encore.results.report.measurements import (
     Measurement,
     all_tables,
     measurement_of,
-    published_measurement,
     relative_to,
     study_measurements,
 )
@@ -57,7 +56,7 @@ COMMANDS = (
 def test_published_results_and_studies(recorded: Record) -> None:
     cells, studies = load_published(), load_studies()
     by_name = {cell.name: {**cell.as_json(), "accelerators": cell.hardware.accelerators} for cell in cells}
-    dell = map(published_measurement, select(cells, benchmark="resnet", round_="v0.7", submitter="DellEMC"))
+    dell = map(measurement_of, map(submission, select(cells, benchmark="resnet", round_="v0.7", submitter="DellEMC")))
     recorded("published.json", {
         "rows": len(cells),
         "counts": Counter(f"{cell.round} {cell.division} {cell.availability}" for cell in cells),
@@ -355,7 +354,8 @@ def test_tables_and_figures_of_measurements(recorded: Record) -> None:
     cells = select(load_published(), benchmark="gnmt", submitter="NVIDIA", system="dgx1_ngc")
     figures = all_figures(study_measurements(MICROWAY), "resnet, 1 GPUs")
     recorded("measurements.json", {
-        "made": plain(all_tables(rows, "BASE")), "published": plain(all_tables([*map(published_measurement, cells)])),
+        "made": plain(all_tables(rows, "BASE")),
+        "published": plain(all_tables([measurement_of(submission(cell)) for cell in cells])),
         "figures": {plot.key: [plot.title, len(plot.table.rows)] for plot in (*figures, *all_figures(rows, "base"))},
     })  # fmt: skip
     recorded("figures.svg", "\n".join(plot.svg for plot in (*figures[1:3], *all_figures(rows, "base")[-1:])))

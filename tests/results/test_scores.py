@@ -167,7 +167,7 @@ def test_samples_of_bert_are_read_where_all_epochs_are_1(
     benchmark: str, lengths: list[float] | None, reads: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = Mock(return_value=(448, lengths, None))
-    monkeypatch.setattr(convergence, "_checker_module", lambda: Mock(get_submission_epochs=read))
+    monkeypatch.setattr(rcp_checker, "get_submission_epochs", read)
     assert convergence._read_lengths(["result_0.txt"], "4.0.0", benchmark) == (448, lengths)
     assert [samples for (_, _, samples), _ in read.call_args_list] == reads
 

@@ -6,7 +6,6 @@ for audit in audit_path("results/20260101T120000Z-resnet-mxnet-dgxa100"):
         print(finding.severity, finding.rule, finding.location, finding.found)
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -508,8 +507,7 @@ class Audit:
         return no_error(self.findings)
 
     def counts(self) -> dict[Severity, int]:
-        counter = Counter(finding.severity for finding in self.findings)
-        return {severity: counter[severity] for severity in _ORDER}
+        return {severity: sum(finding.severity == severity for finding in self.findings) for severity in _ORDER}
 
     def as_json(self) -> AuditJson:
         return {

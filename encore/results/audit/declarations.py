@@ -112,7 +112,7 @@ def _missing_file(score: Score, run: RunLog, values: dict[str, object]) -> Itera
 
 def _script(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
     _, scripts = _scripts(score, values)
-    texts = [(script, list(_contradictions(values, _variables(script)))) for script in scripts]
+    texts = [(script, list(_contradictions(values, script))) for script in scripts]
     # If several scripts have that name, the one that ran is unknown.
     if texts and all(lines for _, lines in texts):
         yield from (f"{line} in {texts[0][0].name}" for line in texts[0][1])
@@ -127,7 +127,7 @@ def _scripts(score: Score, values: dict[str, object]) -> tuple[Path | None, list
         return score.folder, [path for path in score.folder.iterdir() if path.name == name and path.is_file()]
     candidates = (parent / "benchmarks" for parent in list(score.folder.absolute().parents)[:_MAX_PARENTS])
     root = next((parent for parent in candidates if any(parent.glob("*/implementations"))), None)
-    paths = [path for path in _files(root) if path.name == name] if root is not None else []
+    paths = [path for path in _files(root) if path.name == name and path.is_file()] if root is not None else []
     for part in (score.benchmark, score.folder.parent.name):
         paths = [path for path in paths if part in path.parts] or paths
     return root, paths
@@ -138,15 +138,9 @@ def _files(root: Path) -> tuple[Path, ...]:
     return tuple(Path(folder) / name for folder, _, names in os.walk(root) for name in names)
 
 
-# Variables with constant values in a shell script; the last assignment counts
-def _variables(path: Path) -> dict[str, str]:
-    try:
-        return dict(_EXPORT.findall(path.read_text("utf-8", "replace")))
-    except OSError:
-        return {}
-
-
-def _contradictions(values: Mapping[str, object], variables: Mapping[str, str]) -> Iterator[str]:
+def _contradictions(values: Mapping[str, object], script: Path) -> Iterator[str]:
+    # Variables with constant values; the last assignment counts
+    variables = dict(_EXPORT.findall(script.read_text("utf-8", "replace")))
     for key, names in table()["variables"].items():
         for name in names:
             if key in values and name in variables and not _is_same(values[key], variables[name]):
@@ -162,10 +156,10 @@ def _contradictions(values: Mapping[str, object], variables: Mapping[str, str]) 
 
 # Whether a value in a script equals the declared value; only numbers and precisions are compared
 def _is_same(logged: object, text: str) -> bool:
-    declared_number, script_number = number_of(logged), number_of(text)
-    if declared_number is None or script_number is None:
+    numbers = number_of(logged), number_of(text)
+    if None in numbers:
         return not (str(logged) in BITS and text in BITS) or text == logged
-    return declared_number == script_number
+    return numbers[0] == numbers[1]
 
 
 def _run_json(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
@@ -182,12 +176,8 @@ def _kernels(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[s
         for part, precision in profile.items() if not isinstance(profile, str) else ():
             logged = values.get(f"{PRECISION}{part}")
             if isinstance(logged, str) and precision.contradicts(logged):
-                yield _mismatch(part, logged, precision, path)
-
-
-def _mismatch(part: str, logged: str, precision: Precision, path: Path) -> str:
-    names = " or ".join(sorted(precision.lowest))
-    return f"{PRECISION}{part} {logged}, {names} in {path.name}: {precision.example[:80]}"
+                names = " or ".join(sorted(precision.lowest))
+                yield f"{PRECISION}{part} {logged}, {names} in {path.name}: {precision.example[:80]}"
 
 
 # Profiles in a folder, selected by suffix; a text instead of a profile is the reason why it cannot be read

@@ -86,8 +86,7 @@ def fast_middle(run: RunLog) -> Iterator[Anomaly]:
     # Only the fastest of all can be faster than every other.
     later = spans[1:]
     number = max(range(len(later)), key=lambda index: later[index][2] / (later[index][1] - later[index][0]))
-    ratio = _ratio_to_others(run, later, number)
-    if ratio > _MUCH_FASTER:
+    if (ratio := _ratio_to_others(run, later, number)) > _MUCH_FASTER:
         start, end, _ = later[number]
         yield Anomaly(
             f"{duration(end - start)} before this evaluation, {ratio:.2f} times as fast as between any other two",
@@ -273,34 +272,31 @@ def faster_than_stated(run: RunLog) -> Iterator[Anomaly]:
     if run.benchmark in OFF_THE_CLOCK:
         return
     largest = _LARGEST_PER_GPU if run.benchmark in _PER_GPU else _LARGEST
-    for figures, pace in _paces(run):
-        if _FASTER_THAN_STATED < pace.ratio < largest and (pace.ratio - 1) * pace.seconds > _LEAST_S:
-            yield _stated_anomaly(run, figures[0], pace)
-            return
-    yield from _validation(run)
+
+    def differs(pace: _Pace) -> bool:
+        return _FASTER_THAN_STATED < pace.ratio < largest and (pace.ratio - 1) * pace.seconds > _LEAST_S
+
+    yield from itertools.islice(itertools.chain(_wrong_pace(run, differs), _validation(run)), 1)
 
 
 def slower_than_stated(run: RunLog) -> Iterator[Anomaly]:
     if run.benchmark in OFF_THE_CLOCK | _PER_GPU:
         return
     longest = 66 * run.elapsed_minutes if run.elapsed_minutes else math.inf  # Longer: evaluated after run_stop
-    for figures, pace in _paces(run):
-        if pace.ratio < _SLOWER_THAN_STATED and _LEAST_SLOWER_S < pace.seconds < longest:
-            yield _stated_anomaly(run, figures[0], pace)
-            return
+
+    def differs(pace: _Pace) -> bool:
+        return pace.ratio < _SLOWER_THAN_STATED and _LEAST_SLOWER_S < pace.seconds < longest
+
+    yield from itertools.islice(_wrong_pace(run, differs), 1)
 
 
-def _stated_anomaly(run: RunLog, figure: Stated, pace: _Pace) -> Anomaly:
-    message = f"{figure.name} {pace.stated:.6g} in the log, {pace.ratio:.3f} times as fast by the timestamps"
-    return Anomaly(message, run.path, figure.line)
-
-
-# Stated throughputs and step times, with the speed by the timestamps
-def _paces(run: RunLog) -> Iterator[tuple[list[Stated], _Pace]]:
+# Stated throughputs and step times that differ from the speed by the timestamps; ``differs`` compares both
+def _wrong_pace(run: RunLog, differs: Callable[[_Pace], bool]) -> Iterator[Anomaly]:
     for name in ("throughput", "imgs_sec", "train_step_time"):
         figures = [figure for figure in run.stated if figure.name == name and figure.time_s >= (run.start_s or 0.0)]
-        if figures and (pace := _pace(run, figures)) is not None:
-            yield figures, pace
+        if figures and (pace := _pace(run, figures)) is not None and differs(pace):
+            message = f"{name} {pace.stated:.6g} in the log, {pace.ratio:.3f} times as fast by the timestamps"
+            yield Anomaly(message, run.path, figures[0].line)
 
 
 # Compare the figures with the epochs or samples between evaluations and their timestamps.

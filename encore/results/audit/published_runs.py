@@ -138,7 +138,8 @@ def speed_range(
     largest = max((speed.accelerators for speed in speeds), default=0)
     large = [speed for speed in speeds if speed.accelerators >= min(accelerators / 2, largest)]
     similar = [speed for speed in speeds if accelerators / 2 <= speed.accelerators <= accelerators * 2]
-    return min(similar, key=_rate, default=None), max(large, key=_rate, default=None)
+    rate = operator.attrgetter("rate")
+    return min(similar, key=rate, default=None), max(large, key=rate, default=None)
 
 
 def largest_node(model: str | None, without: str = "") -> int | None:
@@ -151,9 +152,6 @@ def largest_node(model: str | None, without: str = "") -> int | None:
     groups = (speeds for (_, speeds_model), speeds in public_speeds().items() if speeds_model == model)
     speeds = (speed for group in groups for speed in group if not (without and speed.name.startswith(without)))
     return max((speed.per_node for speed in speeds), default=None)
-
-
-_rate = operator.attrgetter("rate")
 
 
 def _round_values(values: Mapping[str, Sequence[float]]) -> _Values:
@@ -179,7 +177,10 @@ def published_run(score: Score) -> Iterator[Anomaly]:
 
 def altered_published_run(score: Score) -> Iterator[Anomaly]:
     matches = _matching_sets(score)
-    yield from _on_another_platform(score, [public for public, ratio, _ in matches if abs(ratio - 1) < _SAME_FACTOR])
+    same = [public for public, ratio, _ in matches if abs(ratio - 1) < _SAME_FACTOR]
+    platform = Counter(run.platform for run in score.runs if run.platform).most_common(1)
+    if platform and same and platform[0][0] not in {public.platform for public in same}:
+        yield Anomaly(f"the runs of {same[0].name} on {same[0].platform}, here on {platform[0][0]}")
     scaled = [match for match in matches if abs(match[1] - 1) >= _SAME_FACTOR]
     for public_set, ratio, runs in scaled:
         yield Anomaly(f"{count_of(runs, 'run')} of {public_set.name}, all times multiplied by {ratio:.4f}")
@@ -190,13 +191,6 @@ def altered_published_run(score: Score) -> Iterator[Anomaly]:
             if ratios and _ratio_spread(ratios) <= _SAME_FACTOR <= abs(ratios[-1] - 1):
                 yield Anomaly(f"a run of {public.name}, all times multiplied by {ratios[-1]:.4f}", run.path)
                 break
-
-
-# Platform of the logs, if it differs from the platforms of all public sets with these runs
-def _on_another_platform(score: Score, same: Sequence[_PublicSet]) -> Iterator[Anomaly]:
-    platform = Counter(run.platform for run in score.runs if run.platform).most_common(1)
-    if platform and same and platform[0][0] not in {public.platform for public in same}:
-        yield Anomaly(f"the runs of {same[0].name} on {same[0].platform}, here on {platform[0][0]}")
 
 
 def published_curve(score: Score) -> Iterator[Anomaly]:
@@ -242,27 +236,19 @@ def _matching_sets(score: Score) -> list[tuple[_PublicSet, float, int]]:
             ratio = minutes[0] / public_minutes
             if 1 / _LARGEST_FACTOR < ratio < _LARGEST_FACTOR:
                 match_count = _count_matches(minutes, public.minutes, ratio)
-                if (
-                    match_count >= max(_LEAST_RUNS, len(minutes) - 1)
-                    and _chance_probability(public.minutes, ratio, match_count) < _CHANCE
-                ):
+                # Probability that a further time agrees by chance
+                span = (public.minutes[-1] - public.minutes[0]) * ratio
+                probability = 2 * _tolerance_minutes(ratio) * len(public.minutes) / span if span > 0 else 1.0
+                enough = match_count >= max(_LEAST_RUNS, len(minutes) - 1)
+                if enough and min(1.0, probability) ** (match_count - 1) < _CHANCE:
                     ratios[ratio] = match_count
-        if ratios:
-            (ratio, match_count), *_ = ratios.most_common(1)
-            matches.append((public, ratio, match_count))
+        matches += [(public, ratio, match_count) for ratio, match_count in ratios.most_common(1)]
     return matches
 
 
 # Tolerance in minutes for two roundings and a factor
 def _tolerance_minutes(ratio: float) -> float:
     return _ROUNDED_S / 60 * (1 + ratio)
-
-
-# Probability that ``match_count`` times with this spread agree by chance once the first one does
-def _chance_probability(public_minutes: Sequence[float], ratio: float, match_count: int) -> float:
-    span = (max(public_minutes) - min(public_minutes)) * ratio
-    probability = min(1.0, 2 * _tolerance_minutes(ratio) * len(public_minutes) / span) if span > 0 else 1.0
-    return probability ** (match_count - 1)
 
 
 # Number of times that equal a public time multiplied by ``ratio``; 0 after two misses. Public times are sorted.

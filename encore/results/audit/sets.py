@@ -3,7 +3,6 @@
 import json
 import re
 import statistics
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -57,11 +56,10 @@ def copies(runs: Iterable[RunLog]) -> Iterator[tuple[Shape, Shape, str]]:
         # Sorted by the middle event, so that equal shapes are close.
         for shape in sorted(shapes, key=lambda shape: shape.middle):
             matches = (cluster for cluster in reversed(clusters[-_NEIGHBOURS:]) if _is_same_shape(shape, cluster[0]))
-            cluster = next(matches, None)
-            if cluster is None:
-                clusters.append([shape])
-            else:
+            if cluster := next(matches, None):
                 cluster.append(shape)
+            else:
+                clusters.append([shape])
         for cluster in clusters:
             first, *duplicates = sorted(cluster, key=lambda shape: order[id(shape)])
             yield from ((copy, first, _describe_change(copy, first)) for copy in duplicates)
@@ -85,9 +83,7 @@ def _shape(run: RunLog) -> Shape | None:
 def _is_same_shape(shape: Shape, other: Shape) -> bool:
     tolerance = _TOLERANCE_S / min(shape.seconds, other.seconds)
     pairs = zip(shape.fractions, other.fractions, strict=True)
-    return abs(shape.middle - other.middle) <= tolerance and all(
-        abs(fraction - other_fraction) <= tolerance for fraction, other_fraction in pairs
-    )
+    return abs(shape.middle - other.middle) <= tolerance and all(abs(a - b) <= tolerance for a, b in pairs)
 
 
 # Change of the copy's clock; empty if equal
@@ -175,18 +171,13 @@ def equal_times(score: Score) -> Iterator[Anomaly]:
 # -- outliers in settings and times ------------------------------------------------------------------------------------
 
 
-# Most frequent text, the first of several; None if empty
-def _most_common(texts: Iterable[str]) -> str | None:
-    return next((text for text, _ in Counter(texts).most_common(1)), None)
-
-
 def differing_values(values: Mapping[str, Callable[[RunLog], str | None]], *, with_line: bool = False) -> Check:
     """Return a check for runs with a value that differs from the most frequent value in the set; None is ignored."""
 
     def check(score: Score) -> Iterator[Anomaly]:
         for name, value in values.items():
             texts = [(run, text) for run in score.runs if run.events and (text := value(run))]
-            usual = _most_common(text for _, text in texts)
+            usual = statistics.mode(text for _, text in texts) if texts else None
             for run, text in texts:
                 if text != usual:
                     line = starting_line(run) if with_line else None
@@ -218,7 +209,7 @@ def different_pace(score: Score) -> Iterator[Anomaly]:
     converged = [(run, length) for run, length in lengths if length is not None and length.value > 0]
     if len(converged) <= _LEAST_RUNS or score.benchmark in OFF_THE_CLOCK:
         return
-    unit = _most_common(length.unit for _, length in converged) or ""
+    unit = statistics.mode(length.unit for _, length in converged)
     paces = [(run, (run.minutes or 0.0) / length.value) for run, length in converged if length.unit == unit]
     usual = statistics.median(pace for _, pace in paces)
     for run, pace in paces:
@@ -267,7 +258,7 @@ def skipped_numbers(score: Score) -> Iterator[Anomaly]:
 
 def odd_name(score: Score) -> Iterator[Anomaly]:
     forms = [(run, re.sub(r"\d+", "0", run.path.name)) for run in score.runs]
-    usual = _most_common(form for _, form in forms)
+    usual = statistics.mode(form for _, form in forms) if forms else None
     yield from (Anomaly(f"most files are named like {usual}", run.path) for run, form in forms if form != usual)
 
 

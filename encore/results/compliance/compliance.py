@@ -28,11 +28,6 @@ from encore.results.logs.run_log import Reason, RunLog, is_nonnumeric, read_run
 from encore.results.rules import ROUNDS, targets_of
 from encore.results.scores.score import Score, find_sets, score_logs
 
-__all__ = [
-    "ComplianceReport", "Finding", "check", "parse_ruleset", "read_and_check",
-    "ruleset_of", "score_and_check", "unify_rulesets",
-]  # fmt: skip
-
 _MAX_EVENTS = 500_000
 # Findings about missed or different quality targets and shorter samples
 _SMALLER = frozenset(
@@ -41,16 +36,10 @@ _SMALLER = frozenset(
 )  # fmt: skip
 
 
-def ruleset_of(round_: str | None) -> str | None:
-    """Return ``v0.7`` -> ``0.7.0``."""
-    return f"{round_.removeprefix('v')}.0" if round_ else None
-
-
 def check(path: str | PathLike[str], ruleset: str | None = None) -> ComplianceReport:
     """Check the log at ``path`` against ``ruleset``, such as ``0.7.0``; by default the round detected from the log."""
     log = _Log(Path(path), ruleset)
-    problem = _unusable_log(log.run)
-    if problem:
+    if problem := _unusable_log(log.run):
         raise problem
     return _report(log)
 
@@ -99,20 +88,17 @@ class _Log:
         self.run = read_run(path, f"v{self.requested.removesuffix('.0')}" if self.requested else None, self._read)
 
     def _read(self, path: Path, on_damage: OnDamage) -> Iterator[Event]:
-        events, damaged = self.events, self.damaged
-        full = False
-
         def note(line: int, text: str) -> None:
             on_damage(line, text)
-            if not full and len(damaged) < _MAX_EVENTS:
-                damaged.append(_damaged_event(line, text))
+            if len(self.damaged) < _MAX_EVENTS:
+                self.damaged.append(_damaged_event(line, text))
 
-        for event in read_events(path, note):
-            if len(events) < _MAX_EVENTS:
-                events.append(event)
-            elif not full:
-                damaged.append(_damaged_event(event.line, f"more than {_MAX_EVENTS} events: the rest was not checked"))
-                full = True
+        for number, event in enumerate(read_events(path, note)):
+            if number < _MAX_EVENTS:
+                self.events.append(event)
+            elif number == _MAX_EVENTS:
+                text = f"more than {_MAX_EVENTS} events: the rest was not checked"
+                self.damaged.append(_damaged_event(event.line, text))
             yield event
 
 
@@ -130,7 +116,7 @@ def _unusable_log(run: RunLog) -> EncoreError | None:
 
 
 def _report(log: _Log) -> ComplianceReport:
-    ruleset = log.requested or ruleset_of(log.run.round)
+    ruleset = log.requested or (f"{log.run.round.removeprefix('v')}.0" if log.run.round else None)
     findings, checker = _findings(log, ruleset)
     return ComplianceReport(
         path=log.run.path,
@@ -163,8 +149,8 @@ def parse_ruleset(ruleset: str | None) -> str | None:
         return None
     text = ruleset.removeprefix("v")
     text = text if text.count(".") == 2 else f"{text}.0"
-    rulesets = [ruleset_of(round_) for round_ in ROUNDS]
-    available = [name for name in rulesets if name and (name == "0.5.0" or name in official.rulesets())]
+    rulesets = [f"{round_.removeprefix('v')}.0" for round_ in ROUNDS]
+    available = [name for name in rulesets if name == "0.5.0" or name in official.rulesets()]
     if text not in available:
         raise EncoreError(
             f"unknown ruleset {ruleset!r}",
@@ -186,7 +172,7 @@ def _findings(log: _Log, ruleset: str | None) -> tuple[list[Finding], str]:
         )
         return [unknown_round, *_impossible_clock(run)], "none"
     small = small_data_findings(run)
-    findings = [*log.damaged, *(_missing_times(events) or _impossible_clock(run)), *_nonnumeric_quality(run)]
+    findings = [*log.damaged, *(list(_missing_times(events)) or _impossible_clock(run)), *_nonnumeric_quality(run)]
     if ruleset == "0.5.0":
         findings += [*check_v05(events, run), *small]
         checker = "Encore's own rules of v0.5"
@@ -227,12 +213,9 @@ def _damaged_event(line: int, text: str) -> Finding:
     )
 
 
-def _missing_times(events: list[Event]) -> list[Finding]:
-    without_time = [event for event in events if event.time_s is None]
-    if not without_time:
-        return []
-    return [
-        Finding(
+def _missing_times(events: list[Event]) -> Iterator[Finding]:
+    if without_time := [event for event in events if event.time_s is None]:
+        yield Finding(
             line=without_time[0].line,
             code="no_time",
             rule="the log format of the round",
@@ -241,15 +224,12 @@ def _missing_times(events: list[Event]) -> list[Finding]:
             hint="write the events with mlperf_logging.mllog",
             kind="reading",
         )
-    ]
 
 
-def _impossible_clock(run: RunLog) -> list[Finding]:
+def _impossible_clock(run: RunLog) -> Iterator[Finding]:
     # Same rule as in encore.results.logs.run_log: `score` does not return a time and `audit` reports an error
-    if run.reason is not Reason.CLOCK:
-        return []
-    return [
-        Finding(
+    if run.reason is Reason.CLOCK:
+        yield Finding(
             line=run.untimely_line or next((line for line, _ in run.starts), None),
             code="impossible_clock",
             rule="training_rules.adoc, timing: the time from run_start to run_stop",
@@ -257,16 +237,12 @@ def _impossible_clock(run: RunLog) -> list[Finding]:
             found=run.explanation,
             hint="take both times from the clock of the process that logs them",
         )
-    ]
 
 
-def _nonnumeric_quality(run: RunLog) -> list[Finding]:
-    if not run.nonnumeric:
-        return []
-    line, value = run.nonnumeric[0]
-    remaining = f", and {len(run.nonnumeric) - 1} more" if len(run.nonnumeric) > 1 else ""
-    return [
-        Finding(
+def _nonnumeric_quality(run: RunLog) -> Iterator[Finding]:
+    for line, value in run.nonnumeric[:1]:
+        remaining = f", and {len(run.nonnumeric) - 1} more" if len(run.nonnumeric) > 1 else ""
+        yield Finding(
             line=line,
             code="nonnumeric_quality",
             rule="the log format of the round",
@@ -274,7 +250,6 @@ def _nonnumeric_quality(run: RunLog) -> list[Finding]:
             found=f"{value}{remaining}",
             hint="log the value as a JSON number, not as text, null or NaN",
         )
-    ]
 
 
 # Add the best quality to the checker's finding about a missed target.

@@ -10,7 +10,6 @@ fewer epochs than the reference at its batch. If it needs fewer than the mean, i
 
 import contextlib
 import functools
-import importlib
 import importlib.util
 import logging
 import math
@@ -87,13 +86,12 @@ def convergence_of(score: Score) -> Convergence | None:
 
 def report_of(convergence: Convergence) -> ComplianceReport:
     """Convert the comparison to a report on the set's folder."""
-    findings = [*_point_finding(convergence), *_factor_finding(convergence)]
     return ComplianceReport(
         path=convergence.folder,
         ruleset=f"{(convergence.round or '').removeprefix('v')}.0",
         ruleset_found="that of the set's logs",
         checker=f"the reference convergence points of {version()}",
-        findings=tuple(findings),
+        findings=(*_point_finding(convergence), *_factor_finding(convergence)),
     )
 
 
@@ -151,10 +149,6 @@ def _quiet_logging() -> Iterator[None]:
         yield
     finally:
         root.removeHandler(silent)
-
-
-def _checker_module() -> Any:
-    return importlib.import_module("mlperf_logging.rcp_checker.rcp_checker")
 
 
 def points_folder() -> Path:
@@ -215,15 +209,15 @@ def _length(run: RunLog, benchmark: str) -> float | None:
         return _INFINITE
     stop = run.stops[-1][0] if run.stops else math.inf
     last = next((evaluation for evaluation in reversed(run.quality) if evaluation.line < stop), run.quality[-1])
-    info = benchmark_of(benchmark)
-    if info and info.samples_count:
+    if (info := benchmark_of(benchmark)) and info.samples_count:
         return last.samples
     return None if last.epoch is None else round(last.epoch, 3)
 
 
 # Global batch, and epochs or samples to the target per run, read by mlperf-logging
 def _read_lengths(files: Sequence[str], ruleset: str, benchmark: str) -> tuple[Any, list[Any] | None]:
-    read = _checker_module().get_submission_epochs
+    from mlperf_logging.rcp_checker.rcp_checker import get_submission_epochs as read
+
     batch, lengths, _ = read(files, ruleset, False)
     if benchmark == "bert" and lengths and all(length in (0, 1, _INFINITE) for length in lengths):
         # Such logs have epoch 1 in all evaluations, and the samples in train_samples (--rcp-bert-train-samples).
@@ -237,12 +231,12 @@ def _is_number(value: object) -> bool:
 
 @functools.lru_cache(maxsize=32)
 def _checker(ruleset: str, benchmark: str) -> Any:
-    module = _checker_module()
     from mlperf_logging.benchmark_meta import get_result_file_counts
+    from mlperf_logging.rcp_checker import rcp_checker
 
     # dlrm has points from v1.0 to v2.1, but was removed from the checker's table of run counts.
-    module.submission_runs["training"].setdefault(benchmark, get_result_file_counts("training")[benchmark])
-    return module.RCP_Checker("training", ruleset, benchmark, False)
+    rcp_checker.submission_runs["training"].setdefault(benchmark, get_result_file_counts("training")[benchmark])
+    return rcp_checker.RCP_Checker("training", ruleset, benchmark, False)
 
 
 # Choose the point as mlperf-logging's ``check_directory`` does: same batch, interpolated, or smallest batch.
@@ -269,18 +263,18 @@ def _compare_with_point(checker: Any, score: Score, batch: float, lengths: list[
             between = (_point(below), _point(above))
             source = f"between the reference's batches {below['BS']:g} and {above['BS']:g}, interpolated for {batch:g}"
     passed, factor = checker._eval_submission_record(record, list(lengths), "")
-    point, mean = _point(record), _trimmed_mean(score.benchmark, lengths)
+    point, dropped = _point(record), _dropped_runs(score.benchmark)
+    remaining = sorted(lengths)[dropped : len(lengths) - dropped]
+    mean = math.fsum(remaining) / len(remaining) if remaining else math.nan
     if factor > _LARGEST_FACTOR:
         counts = f"the logs count {cell_text(mean)} to the target where the reference counts {cell_text(point.mean)}"
         return _not_checked(score, f"{counts}: another unit")
     info = benchmark_of(score.benchmark)
     unit = info.points_in if info else "epochs"
-    outcome = Outcome.PASSED if passed else Outcome.TOO_FEW
-    explanation = (source, *_conclusions(mean, point, unit, float(factor), bool(passed)))
     return _outcome(
         score,
-        outcome,
-        explanation,
+        Outcome.PASSED if passed else Outcome.TOO_FEW,
+        (source, *_conclusions(mean, point, unit, float(factor), bool(passed))),
         unit=unit,
         global_batch=batch,
         mean=mean,
@@ -291,16 +285,9 @@ def _compare_with_point(checker: Any, score: Score, batch: float, lengths: list[
 
 
 def _point(record: Mapping[str, Any]) -> Point:
-    # "Max Speedup" and not "Min Epochs": the allowance for llama31_405b is only in the former.
     mean = float(record["RCP Mean"])
-    least = mean / float(record["Max Speedup"])
-    return Point(batch=float(record["BS"]), mean=mean, least=least)
-
-
-def _trimmed_mean(benchmark: str | None, lengths: Sequence[float]) -> float:
-    rejected = _dropped_runs(benchmark)
-    remaining = sorted(lengths)[rejected : len(lengths) - rejected]
-    return math.fsum(remaining) / len(remaining) if remaining else math.nan
+    # "Max Speedup" and not "Min Epochs": the allowance for llama31_405b is only in the former.
+    return Point(batch=float(record["BS"]), mean=mean, least=mean / float(record["Max Speedup"]))
 
 
 def _dropped_runs(benchmark: str | None) -> int:

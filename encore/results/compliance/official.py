@@ -12,9 +12,8 @@ import importlib.util
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import CodeType
 from typing import Any, TextIO
 
 from encore.results.findings import Finding, Severity
@@ -80,11 +79,9 @@ _HINTS = {
 def expectation(key: str, test: str, *, any_event: bool = False) -> str:
     """Return a rule's test as a phrase, such as "lars_epsilon: value equal to 0.0"."""
     text = " ".join(test.split())
-    phrase = _PHRASES.get(text)
-    if phrase is None:
-        phrase = text
-        for pattern, replacement in _REWRITES:
-            phrase = pattern.sub(replacement, phrase)
+    phrase = _PHRASES.get(text, text)
+    for pattern, replacement in _REWRITES if phrase == text else ():
+        phrase = pattern.sub(replacement, phrase)
     return f"{'at least one ' if any_event else ''}{key}: {phrase.strip()}"
 
 
@@ -114,12 +111,6 @@ TARGET_NOT_MET = "target_not_met"  # Code of the finding that no evaluation reac
 SEQUENCE_LENGTH = "sequence_length"  # Code of the finding about a different sequence length
 
 
-def _code(key: str, any_event: bool) -> str:
-    if key == "max_sequence_length":
-        return SEQUENCE_LENGTH
-    return TARGET_NOT_MET if any_event and key == "eval_accuracy" else ""
-
-
 def version() -> str:
     return f"mlperf-logging {importlib.metadata.version('mlperf-logging')}"
 
@@ -138,7 +129,7 @@ def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -
     # 0.6.0 has separate rules for Minigo, which are not included by other rule files.
     uses_minigo_rules = ruleset == "0.6.0" and benchmark == "minigo"
     config = f"training_{ruleset}/{'minigo' if uses_minigo_rules else 'common'}.yaml"
-    original = mlp_compliance.enqueue_config
+    original, original_yaml = mlp_compliance.enqueue_config, mlp_compliance.yaml
     rejected: list[str] = []
 
     def enqueue(name: object) -> None:
@@ -153,9 +144,8 @@ def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -
     try:
         mlp_compliance.enqueued_configs.append(config)
         lines = _log_lines(events, ruleset)
-        names = {"enqueue_config": enqueue, "yaml": _CachedYaml, "eval": _evaluate, "exec": _execute}
-        silent = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-        with _patched_names(mlp_compliance, names), silent[0], silent[1]:
+        mlp_compliance.enqueue_config, mlp_compliance.yaml = enqueue, _CachedYaml
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             while mlp_compliance.enqueued_configs:
                 rules = _checker_folder() / mlp_compliance.enqueued_configs.pop(0)
                 collector.configured_checks(lines, str(rules))
@@ -169,8 +159,11 @@ def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -
             kind="crash",
         )
     finally:
+        mlp_compliance.enqueue_config, mlp_compliance.yaml = original, original_yaml
         mlp_compliance.enqueued_configs.clear()
-    findings = [_finding(key, message, severity, ruleset) for key, message, severity in collector.unique_messages()]
+    findings = [
+        _finding(key, message, severity, ruleset) for key, message, severity in dict.fromkeys(collector.messages)
+    ]
     findings += [
         Finding(
             line=None,
@@ -182,19 +175,6 @@ def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -
         for name in rejected
     ]
     return [*findings, crash] if crash else findings
-
-
-# Replace module functions temporarily.
-@contextlib.contextmanager
-def _patched_names(module: Any, names: dict[str, object]) -> Iterator[None]:
-    previous = {name: vars(module)[name] for name in names if name in vars(module)}
-    vars(module).update(names)
-    try:
-        yield
-    finally:
-        for name in names:
-            del vars(module)[name]
-        vars(module).update(previous)
 
 
 @functools.cache
@@ -212,34 +192,11 @@ class _CachedYaml:
         return _load_rules(file.name)
 
 
-# Event keys used in a rule file; None if its code loops over all events
-@functools.cache
-def _rule_keys(path: str) -> frozenset[str] | None:
-    blocks = _load_rules(path) or []
-    if any("loglines" in str(block.get("BEGIN")) for block in blocks):
-        return None
-    return frozenset(block["KEY"]["NAME"] for block in blocks if "KEY" in block)
-
-
 # All words in the rule files: events with other keys are not used by any rule.
 @functools.cache
 def _rule_words(ruleset: str) -> frozenset[str]:
     files = (_checker_folder() / f"training_{ruleset}").glob("*.yaml")
     return frozenset(word for file in files for word in re.findall(r"\w+", file.read_text("utf-8")))
-
-
-@functools.cache
-def _compile(source: str, mode: str) -> CodeType:
-    return compile(source, "<string>", mode, dont_inherit=True)
-
-
-# Replacement for ``eval`` that compiles a rule only once
-def _evaluate(source: str, scope: dict[str, Any], names: dict[str, Any] | None = None) -> Any:
-    return eval(_compile(source, "eval"), scope, names)
-
-
-def _execute(source: str, scope: dict[str, Any], names: dict[str, Any] | None = None) -> None:
-    exec(_compile(source, "exec"), scope, names)
 
 
 @functools.cache
@@ -261,11 +218,6 @@ def _collector_class() -> Any:
             super().__init__(*args)
             self.messages: list[tuple[str | None, str, Severity]] = []
 
-        def configured_checks(self, lines: list[Any], config: str) -> None:
-            """Run one rule file; the original is slow at skipping events whose keys are not in it."""
-            keys = _rule_keys(config)
-            super().configured_checks(lines if keys is None else [line for line in lines if line.key in keys], config)
-
         # The rules' code and the original call these three by name.
         def put_message(self, msg: str, key: str | None = None) -> None:
             msg = _ALTERNATIVES.sub(lambda match: " or ".join(sorted(match[0].split(" or "))), msg)
@@ -278,25 +230,24 @@ def _collector_class() -> Any:
         def overwrite_messages(self, keys: Sequence[str]) -> None:
             self.messages = [entry for entry in self.messages if entry[0] not in keys or entry[2] == "warning"]
 
-        def unique_messages(self) -> Iterator[tuple[str | None, str, Severity]]:
-            yield from dict.fromkeys(self.messages)
-
     return Collector
 
 
 def _log_lines(events: Sequence[Event], ruleset: str) -> list[Any]:
     parser = importlib.import_module(f"mlperf_logging.compliance_checker.mlp_parser.ruleset_{ruleset.replace('.', '')}")
     known_keys = _rule_words(ruleset)
-    lines = []
-    for event in events:
-        if event.key not in known_keys:
-            continue
-        seconds = event.time_s or 0.0
-        time = seconds if event.dialect == "mll" else seconds * 1000
-        # The checker only looks things up in metadata, so a plain dict of it is all it needs.
-        value = {"value": event.value, "metadata": dict(event.metadata)}
-        lines.append(parser.LogLine(f"line {event.line}", time, event.key, value, event.line))
-    return lines
+    return [
+        parser.LogLine(
+            f"line {event.line}",
+            (event.time_s or 0.0) * (1 if event.dialect == "mll" else 1000),
+            event.key,
+            # The checker only looks things up in metadata, so a plain dict of it is all it needs.
+            {"value": event.value, "metadata": dict(event.metadata)},
+            event.line,
+        )
+        for event in events
+        if event.key in known_keys
+    ]
 
 
 # Translate a message of the checker; unknown messages are passed through.
@@ -304,8 +255,7 @@ def _finding(key: str | None, message: str, severity: Severity, ruleset: str) ->
     rule_file = f"mlperf-logging training_{ruleset}"
     lines = _LINE.search(message)
     line = int(lines[1] or lines[2]) if lines else None
-    required = _REQUIRED.search(message)
-    if required:
+    if required := _REQUIRED.search(message):
         return _count_finding(required, rule_file, severity)
     failed_all = _FAILED_ALL.search(message)
     test = _TEST.search(message) or _EXECUTING.search(message)
@@ -313,9 +263,10 @@ def _finding(key: str | None, message: str, severity: Severity, ruleset: str) ->
         name = failed_all[1] if failed_all else key or "end of log"
         text = failed_all[2] if failed_all else test[1] if test else ""
         value = "no such event in the log" if failed_all else _quoted_value(message)
+        target_code = TARGET_NOT_MET if failed_all and name == "eval_accuracy" else ""
         return Finding(
             line=line,
-            code=_code(name, bool(failed_all)),
+            code=SEQUENCE_LENGTH if name == "max_sequence_length" else target_code,
             rule=f"{rule_file}, {name}: {' '.join(text.split())}",
             expected=expectation(name, text, any_event=bool(failed_all)),
             found=value,
@@ -336,12 +287,11 @@ def _count_finding(required: re.Match[str], rule_file: str, severity: Severity) 
     phrase = {"EXACTLY_ONE": "exactly one", "AT_LEAST_ONE": "at least one"}.get(required[1], required[1].lower())
     often = "once" if required[1] == "EXACTLY_ONE" else "at least once"
     name, count = required[2].replace("'", ""), required[3] or "0"
-    values = f"{required[4] or ''}".strip()
     return Finding(
         line=None,
         rule=f"{rule_file}, {name}: {required[1]}",
         expected=f"{phrase} {name} event",
-        found=f"{count} of them {values}".strip() if count != "0" else f"no {name} event",
+        found=f"{count} of them {(required[4] or '').strip()}".strip() if count != "0" else f"no {name} event",
         hint=hint_for(name, often=often if count == "0" else None),
         severity=severity,
     )

@@ -8,10 +8,10 @@ for figure in time_over_gpus(study_measurements("microway-dgx1-scaling")):
 
 import itertools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from encore.results.compare.compare import Factor
 from encore.results.compare.run_set import RunSet
@@ -27,6 +27,7 @@ from encore.results.report.measurements import (
     scaling_efficiency,
 )
 from encore.results.report.svg_plot import CROSS, DOT, SQUARE, Panel, Point, Range, Scale, Span, pad_range
+from encore.results.rules import rule_for
 from encore.results.statistics import LEVEL, interval
 from encore.results.table import Table
 
@@ -39,7 +40,6 @@ _PHASES = (("start_s", "start", "s6"), ("train_s", "train", "s1"), ("evaluate_s"
 _ZOOM = 0.6  # Largest height of an enlarged view, fraction of the full quality range
 _LONGEST = 4.0  # Longest plotted time for a run that missed the target, relative to the slowest converged run
 _MOST_SET_MARKS = 40
-_ROUNDED = 1e-4  # Relative tolerance between a published score and the mean of the runs
 _DIAMOND = "m-4.4 0l4.4-4.4 4.4 4.4-4.4 4.4z"
 _SHAPES = {"ours": DOT, "theirs": SQUARE}
 _HOLLOW = {"ours": "m-3.4 0a3.4 3.4 0 1 0 6.8 0a3.4 3.4 0 1 0-6.8 0", "theirs": "m-2.7-2.7h5.4v5.4h-5.4z"}
@@ -55,12 +55,12 @@ class Plot:
 def run_dots(current: RunSet, baseline: RunSet | None, margin_fraction: float) -> Plot | None:
     """Plot every run as a dot, with the interval of the mean: the current set above the submission."""
     lanes = [("yours", "ours", current), *([("theirs", "theirs", baseline)] if baseline else [])]
-    lanes = [lane for lane in lanes if lane[2].score is not None or missed_minutes(lane[2])]
+    lanes = [lane for lane in lanes if lane[2].score is not None or _missed_minutes(lane[2])]
     run_sets = [run_set for _, _, run_set in lanes]
     values = [
         value
         for run_set in run_sets
-        for value in (*_minutes(run_set), *missed_minutes(run_set), *(_span(run_set) or ()))
+        for value in (*_minutes(run_set), *_missed_minutes(run_set), *(_span(run_set) or ()))
     ]
     values += [run_set.score.estimate for run_set in run_sets if run_set.score is not None]
     if len(set(values)) < 2 or not all(map(math.isfinite, values)):
@@ -77,7 +77,7 @@ def run_dots(current: RunSet, baseline: RunSet | None, margin_fraction: float) -
     notes = [f"Bar: {percent(LEVEL)} interval of the mean."] if any(_span(run_set) for run_set in run_sets) else []
     notes += ["Hollow: dropped from the score."] if any(any(_dropped_counts(run_set)) for run_set in run_sets) else []
     notes += [f"Shaded: within {percent(margin_fraction)} of theirs."] if reference is not None else []
-    notes += ["Cross: did not reach the target."] if any(missed_minutes(run_set) for run_set in run_sets) else []
+    notes += ["Cross: did not reach the target."] if any(_missed_minutes(run_set) for run_set in run_sets) else []
     return Plot("Time of each run", panel.svg(f"Minutes of each run: {descriptions}"), " ".join(notes))
 
 
@@ -94,7 +94,7 @@ def _lane(panel: Panel, top: float, name: str, style: str, run_set: RunSet) -> N
     last = len(dots) - slowest
     panel.marks(dots[fastest:last], style, _SHAPES[style])
     panel.marks([*dots[:fastest], *dots[last:]], f"hollow {style}", _HOLLOW[style])
-    panel.marks([(value, 0.0) for value in missed_minutes(run_set)], "missed", CROSS)
+    panel.marks([(value, 0.0) for value in _missed_minutes(run_set)], "missed", CROSS)
     panel.text(panel.left, top + 15, f"{name}: {_describe(run_set)}", "halo")
 
 
@@ -112,26 +112,20 @@ def _describe(run_set: RunSet) -> str:
     return f"{converged} run{'' if converged == '1' else 's'}, {kind} {run_set.score.estimate:.2f} min"
 
 
-# Number of fastest and slowest runs that the score drops, found by comparing the mean with the score. Runs that missed
-# the target are dropped before the slowest runs.
+# Numbers of the fastest and of the slowest converged runs that the score drops.
 def _dropped_counts(run_set: RunSet) -> tuple[int, int]:
-    ordered = sorted(_minutes(run_set))
-    if run_set.score is None or not run_set.score_is_official:
+    rule = rule_for(run_set.round, run_set.benchmark, run_set.global_batch)
+    if rule is None or rule.first_converging or not run_set.score_is_official:
         return 0, 0
-    for fastest in range(len(ordered) // 2):
-        for slowest in range(fastest + 1):
-            minutes = ordered[fastest : len(ordered) - slowest]
-            if math.isclose(math.fsum(minutes) / len(minutes), run_set.score.estimate, rel_tol=_ROUNDED):
-                return fastest, slowest
-    return 0, 0
+    return rule.dropped_each_side, max(rule.dropped_each_side - (run_set.runs - run_set.converged), 0)
 
 
 def _span(run_set: RunSet) -> Range | None:
     return interval(run_set.score) if run_set.score is not None else None
 
 
-def missed_minutes(run_set: RunSet) -> list[float]:
-    """Return the minutes of the runs that did not reach the target."""
+# Minutes of the runs that did not reach the target.
+def _missed_minutes(run_set: RunSet) -> list[float]:
     limit = _LONGEST * max(run_set.minutes, default=float("inf"))
     elapsed = [run.elapsed_minutes for run in run_set.logs if not run.converged]
     return [minutes for minutes in elapsed if minutes is not None and 0 < minutes < min(limit, 1e6)]
@@ -148,26 +142,21 @@ def _stack_dots(pixels: Sequence[float]) -> list[float]:
 
 def quality_plots(current: RunSet, baseline: RunSet | None) -> list[Plot]:
     """Plot quality over minutes per metric, the submission in the background, with a magnified view at the target."""
-    current_curves, baseline_curves = current.curves, baseline.curves if baseline is not None else ()
     all_targets = current.targets or (baseline.targets if baseline else ())
-    targets, qualities = (
-        {quality_target.name: quality_target.value for quality_target in all_targets},
-        {quality_target.name: quality_target.quality for quality_target in all_targets},
-    )
+    targets = {target.name: target.value for target in all_targets}
+    qualities = {"value": "quality", **{target.name: target.quality for target in all_targets}}
     configured = current.settings.get("configuration.quality_target")
     if isinstance(configured, int | float):
         targets = {name: float(configured) for name in targets or ("value",)}
     plots = []
-    for name in dict.fromkeys(name for curve in current_curves for name in curve.values):
-        front, back = _points(current_curves, name), _points(baseline_curves, name)
+    for name in dict.fromkeys(name for curve in current.curves for name in curve.values):
+        front, back = _points(current.curves, name), _points(baseline.curves if baseline else (), name)
         if not front:
             continue
-        target = targets.get(name)
-        metric = qualities.get(name) or ("quality" if name == "value" else name)
+        target, metric = targets.get(name), qualities.get(name, name)
         metric = f"{metric[0].upper()}{metric[1:]}"
         plots.append(_quality_over_minutes(front, back, target, f"{metric} over minutes", None))
-        view = _target_view(front, target) if isinstance(target, int | float) else None
-        if view is not None:
+        if target is not None and (view := _target_view(front, target)):
             plots.append(_quality_over_minutes(front, back, target, f"{metric} around the target, enlarged", view))
     return plots
 
@@ -187,8 +176,7 @@ def _target_view(lines: Sequence[Sequence[Point]], target: float) -> tuple[Range
     if not 0 < 2 * half < _ZOOM * height:
         return None
     minutes = [x for line in lines for x, y in line if abs(y - target) <= half]
-    wide = bool(minutes) and max(minutes) > min(minutes)
-    return (pad_range(minutes, 0.12), (target - half, target + half)) if wide else None
+    return (pad_range(minutes, 0.12), (target - half, target + half)) if len(set(minutes)) > 1 else None
 
 
 def _quality_over_minutes(
@@ -296,11 +284,10 @@ def steps_map(windows: Mapping[int, Sequence[Window]], file: str) -> Plot | None
         for (cell_start, cell_end), share in zip(itertools.pairwise(edges), lateness[rank], strict=True):
             span = ((cell_start - start) / 60, (cell_end - start) / 60)
             panel.bar(span, top + 1, _CELL - 2, f"heat{min(_SHADES, round(share * 2 * _SHADES))}")
-    slowest = worst[0]
-    late = sum(lateness[slowest]) / len(lateness[slowest])
+    late = statistics.fmean(lateness[worst[0]])
     return Plot(
         f"Ranks that others waited for, {file}",
-        panel.svg(f"Ranks over time; rank {slowest} was waited for most, {late:.0%} of the time"),
+        panel.svg(f"Ranks over time; rank {worst[0]} was waited for most, {late:.0%} of the time"),
         "Dark: the others waited for this rank for half of the time or more.",
     )
 
@@ -405,10 +392,9 @@ def time_over_gpus(measurements: Sequence[Measurement]) -> list[Figure]:
     small = [line for line in lines if max(minutes for _, minutes in line[1]) < _SMALL * longest]
     rows = tuple((name, int(gpus), minutes) for name, points in all_lines for gpus, minutes in points)
     figures = []
-    parts = [("time", "", lines)]
-    if small and len(small) < len(lines):
-        parts.append(("time-short", ", the short ones magnified", small))
-    for key, addition, part in parts:
+    for key, addition, part in (("time", "", lines), ("time-short", ", the short ones magnified", small)):
+        if not part or (part is small and len(small) == len(lines)):
+            continue
         title = f"Training time over GPUs{addition}{_of(len(all_lines))}"
         numbers = [[name for name, _ in lines].index(name) + 1 for name, _ in part]
         table = Table(title=title, columns=("benchmark", "GPUs", "minutes"), rows=rows)
@@ -421,8 +407,7 @@ def efficiency(measurements: Sequence[Measurement]) -> Figure | None:
     lines: dict[str, list[Point]] = {}
     for benchmark, system, base, gpus, value, _ in table.rows:
         name = f"{benchmark}, {system}" if len({row[1] for row in table.rows}) > 1 else str(benchmark)
-        points = lines.setdefault(name, [(_as_float(base), 1.0)])
-        points.append((_as_float(gpus), _as_float(value)))
+        lines.setdefault(name, [(float(base or 0), 1.0)]).append((float(gpus or 0), float(value or 0)))
     if not lines:
         return None
     visible = list(lines.items())[:_MOST_LINES]
@@ -470,10 +455,9 @@ def bars(key: str, table: Table, label: tuple[int, ...], value: int, axis: str) 
     """Draw bars from 0 with the full label above the bar; ratios get a line at 1."""
     if not table.rows:
         return None
-    rows = table.rows[:_MOST_BARS]
-    row = 34
+    rows, row = table.rows[:_MOST_BARS], 34
     panel = Panel(WIDTH, row * len(rows) + 46, left=2, right=44, top=6)
-    values = [_as_float(cells[value]) for cells in rows]
+    values = [float(cells[value] or 0) for cells in rows]
     panel.axes((min(*values, 0.0), max(*values, 1.0)), None, axis)
     for number, (cells, length) in enumerate(zip(rows, values, strict=True)):
         top = 6 + row * number
@@ -496,15 +480,8 @@ def _lines(measurements: Sequence[Measurement]) -> list[tuple[str, list[Point]]]
     several = len({(measurement.framework, measurement.release) for measurement in measurements}) > 1
     for measurement in measurements:
         if measurement.gpus and measurement.minutes:
-            name = (
-                f"{measurement.benchmark}, {measurement.system.rpartition('nodes, ')[2]}"
-                if several
-                else measurement.benchmark
-            )
+            system = f", {measurement.system.rpartition('nodes, ')[2]}" if several else ""
+            name = f"{measurement.benchmark}{system}"
             best = grouped.setdefault(name, {})
             best[float(measurement.gpus)] = min(measurement.minutes, best.get(float(measurement.gpus), math.inf))
     return [(name, sorted(points.items())) for name, points in grouped.items() if len(points) > 1]
-
-
-def _as_float(value: Any) -> float:
-    return float(value or 0.0)

@@ -12,11 +12,11 @@ from os.path import commonpath
 
 from encore.errors import EncoreError
 from encore.names import unknown
-from encore.results.compare.run_set import RunSet, submission
+from encore.results.compare.run_set import RunSet
 from encore.results.format import count_of
 from encore.results.logs.run_log import RunLog, submitter_of
 from encore.results.logs.timing import deciding, length_of
-from encore.results.published.published import PublishedResult, load_figures, load_published
+from encore.results.published.published import load_figures, load_published
 from encore.results.published.systems import cells_at, framework_of, model_of, release_of
 from encore.results.table import Table, compact, grouped
 
@@ -90,10 +90,6 @@ def measurement_of(run_set: RunSet) -> Measurement:
         release=release_of(image, hardware.framework, run_set.label),
         curves=tuple(_curves(run_set.logs)),
     )
-
-
-def published_measurement(cell: PublishedResult) -> Measurement:
-    return measurement_of(submission(cell))
 
 
 def study_measurements(key: str) -> list[Measurement]:
@@ -369,22 +365,15 @@ def _growth(base: Measurement, measurement: Measurement) -> float:
 # if there are several, else the fastest.
 def _scaling_pairs(measurements: Sequence[Measurement]) -> Iterator[tuple[Measurement, Measurement]]:
     timed = [measurement for measurement in measurements if measurement.gpus and measurement.minutes]
-    for kind in grouped(timed, _group_key).values():
+    kinds = grouped(
+        timed, lambda each: (each.benchmark, _system_type(each), each.framework, each.precision, each.release)
+    )
+    for kind in kinds.values():
         same = _sort_by_gpus(kind)
         bases = [measurement for measurement in same if measurement.gpus == same[0].gpus]
         for measurement in same[len(bases) :]:
             batches = (measurement.batch, (measurement.batch or 0.0) / _growth(same[0], measurement))
             yield next((base for base in bases if base.batch and base.batch in batches), bases[0]), measurement
-
-
-def _group_key(measurement: Measurement) -> tuple[object, ...]:
-    return (
-        measurement.benchmark,
-        _system_type(measurement),
-        measurement.framework,
-        measurement.precision,
-        measurement.release,
-    )
 
 
 # System name without the number of nodes, so that different sizes stay comparable.

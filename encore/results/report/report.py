@@ -27,7 +27,7 @@ from encore.results.compare.compare import (
     format_certainty,
 )
 from encore.results.compare.explain import Explanation, explain
-from encore.results.compare.run_set import RunSet, build_run_set
+from encore.results.compare.run_set import RunSet, build_run_set, submission
 from encore.results.compliance.compliance import score_and_check
 from encore.results.compliance.convergence import Convergence, convergence_of, report_of
 from encore.results.findings import ComplianceReport, Finding, ReportJson
@@ -52,7 +52,6 @@ from encore.results.report.measurements import (
     Measurement,
     all_tables,
     measurement_of,
-    published_measurement,
     study_measurements,
     title_of,
 )
@@ -119,10 +118,7 @@ class Section:
     plots: tuple[Plot, ...]  # Quality over minutes, and enlarged at the target; losses and wins over generations
     bars: tuple[Plot, ...]  # Time per run, and time per phase
     sentences: tuple[str, ...]
-    machine: tuple[Table, ...]  # Goodput, and step times per rank and run
-    choices: Table | None  # Automatic choices of the runs, by configuration key
-    translations: Table | None  # Sample translations
-    texts: Table | None  # Sample texts continued by a language model
+    details: tuple[Table, ...]  # Goodput, step times per rank and run, automatic choices, sample texts
     detections: tuple[Detected, ...]  # Sample images with detected objects
     generations: Table | None  # Self-play generations
     game: Game | None  # Sample game of the last generation
@@ -134,7 +130,7 @@ class Section:
     @property
     def official(self) -> float | None:
         """Official score, if it differs from the raw score."""
-        return official_minutes(self.run_set)
+        return _official_minutes(self.run_set)
 
     @property
     def against(self) -> str:
@@ -197,6 +193,17 @@ def section(
         if (experiment := experiment_of(log.path))
     }
     heat = (steps_map(windows, file) for file, windows in steps.items())
+    details = (
+        goodput.table_of(current.logs),
+        *(rank_steps.table_of(windows, file) for file, windows in steps.items() if len(windows) > 1),
+        Table(
+            title="Automatic choices for settings that are not configured",
+            columns=("key", "choice"),
+            rows=tuple(current.choices.items()),
+        ),
+        translations_table(current.folder),
+        texts_table(current.folder),
+    )
     bars = (run_dots(current, baseline, comparison.within), phase_bars(current, baseline), *heat)
     return Section(
         title=title_of(current),
@@ -238,14 +245,9 @@ def section(
         if explanation and explanation.differences
         else None,
         plots=(*quality_plots(current, baseline), *generation_plots(current.folder)),
-        bars=tuple(plot for plot in bars if plot is not None),
+        bars=tuple(filter(None, bars)),
         sentences=(*format_certainty(comparison), *_utilization(current)),
-        machine=tuple(_machine(current, steps)),
-        choices=Table(title="Automatic choices", columns=("key", "choice"), rows=tuple(current.choices.items()))
-        if current.choices
-        else None,
-        translations=translations_table(current.folder),
-        texts=texts_table(current.folder),
+        details=tuple(table for table in details if table is not None and table.rows),
         detections=tuple(select_for_report(images_of(current.folder))),
         generations=generations_table(current.folder),
         game=game_of(current.folder),
@@ -259,21 +261,13 @@ def _utilization(run_set: RunSet) -> Iterable[str]:
         yield f"Run {int(number) + 1}: {peaks.sentence(utilization)}."
 
 
-def _machine(run_set: RunSet, steps: Mapping[str, Mapping[int, Sequence[rank_steps.Window]]]) -> Iterable[Table]:
-    if (table := goodput.table_of(run_set.logs)) is not None:
-        yield table
-    for file, windows in steps.items():
-        if len(windows) > 1:
-            yield rank_steps.table_of(windows, file)
-
-
 def is_small(comparison: Comparison) -> bool:
     current = comparison.current
     if comparison.verdict is not Verdict.NOT_COMPARABLE:
         return False
     size = data_size(current.benchmark)
-    full = size.train if size is not None else None
-    has_few_samples = bool(current.passport and full and current.train_samples and current.train_samples < full / 2)
+    full = (size.train if size is not None else None) or 0
+    has_few_samples = bool(current.passport) and 0 < (current.train_samples or 0.0) < full / 2
     return has_few_samples or current.is_cpu or current.submission.get("kind") == "small"
 
 
@@ -302,7 +296,7 @@ def _scores(whose: str, run_set: RunSet, span: tuple[float, float] | None) -> It
     if run_set.score is None or run_set.raw_minutes is None:
         return
     detail = f"{percent(LEVEL)}: {span[0]:.2f} to {span[1]:.2f}" if span else ""
-    official = official_minutes(run_set)
+    official = _official_minutes(run_set)
     if official is None:
         name = "score" if run_set.score_is_official else "mean, not a score"
         yield f"{whose} {name}", f"{run_set.score.estimate:.3f} min", detail
@@ -313,18 +307,15 @@ def _scores(whose: str, run_set: RunSet, span: tuple[float, float] | None) -> It
     yield f"{whose} official score", f"{official:.3f} min", f"{factor}; {detail}" if of_official and detail else factor
 
 
-def official_minutes(run_set: RunSet) -> float | None:
-    """Return the official score if it differs from the raw score."""
+def _official_minutes(run_set: RunSet) -> float | None:
     return None if run_set.scaling_factor == 1.0 else run_set.official_minutes
 
 
 def _compliance(reports: Sequence[ComplianceReport]) -> str:
     if not reports:
         return "no log was checked"
-    passed, passed_but_for_data = (
-        sum(report.passed for report in reports),
-        sum(report.passed_but_for_data for report in reports),
-    )
+    passed = sum(report.passed for report in reports)
+    passed_but_for_data = sum(report.passed_but_for_data for report in reports)
     rulesets = ", ".join(sorted({report.ruleset or "no known round" for report in reports}))
     checkers = "; ".join(sorted({report.checker for report in reports}))
     text = f"{passed} of {len(reports)} logs pass the rules of {rulesets} ({checkers})"
@@ -373,7 +364,7 @@ def summary(sections: Sequence[Section]) -> Table:
                 section_.ruling,
                 section_.comparison.score.ratio if section_.comparison.score else None,
                 section_.run_set.raw_minutes,
-                official_minutes(section_.run_set),
+                section_.official,
                 f"{section_.run_set.converged} of {section_.run_set.runs}",
                 section_.checked,
                 section_.audited,
@@ -511,9 +502,15 @@ def build_report(
 
     ``studied`` are study tables, ``packages`` are package checker reports of submitter trees.
     """
-    read = [_read_sets(path, on_read) for path in paths]
-    reports = {report.path: report for _, checked in read for report in checked}
-    audits = audit_scores([score for scores, _ in read for score in scores])
+    all_scores: list[Score] = []
+    reports: dict[Path, ComplianceReport] = {}
+    for path in paths:
+        scores, checked = score_and_check(existing(path), on_read=on_read)
+        if not scores:
+            raise no_log(path)
+        all_scores += scores
+        reports |= {report.path: report for report in checked}
+    audits = audit_scores(all_scores)
     run_sets = [build_run_set(audit.score, audit.findings) for audit in audits]
     sections = tuple(
         section(
@@ -532,14 +529,6 @@ def build_report(
         studies=tuple(studied),
         packages=tuple(packages),
     )
-
-
-# Scores at or below a path, with one compliance report per log.
-def _read_sets(path: Path, on_read: OnRead | None) -> tuple[list[Score], list[ComplianceReport]]:
-    scores, reports = score_and_check(existing(path), on_read=on_read)
-    if not scores:
-        raise no_log(path)
-    return scores, reports
 
 
 def measurements(run_sets: Sequence[RunSet], study: str | None, published: str | None) -> list[Measurement]:
@@ -571,7 +560,7 @@ def measurements_of_published(part: str | None, benchmarks: Collection[str] | No
     ]
     if not cells:
         raise unknown("part of a published name", part, {cell.name for cell in load_published()})
-    return [published_measurement(cell) for cell in cells]
+    return [measurement_of(submission(cell)) for cell in cells]
 
 
 def write_files(report: Report, folder: Path) -> list[Path]:
@@ -581,13 +570,12 @@ def write_files(report: Report, folder: Path) -> list[Path]:
         files[f"{figure.key}.csv"] = figure.table.as_csv()
         files[f"{figure.key}.svg"] = figure.standalone_svg()
     for chapter in report.chapters:
-        files.update({f"{figure.key}.svg": figure.standalone_svg() for figure in chapter.figures})
+        files |= {f"{figure.key}.svg": figure.standalone_svg() for figure in chapter.figures}
         tables = enumerate((*chapter.tables, *chapter.folded), 1)
-        files.update({f"{chapter.key}_{number}.csv": table.as_csv() for number, table in tables})
-    for number, table in enumerate(report.tables, 1):
-        files[f"table_{number}.csv"] = table.as_csv()
+        files |= {f"{chapter.key}_{number}.csv": table.as_csv() for number, table in tables}
+    files |= {f"table_{number}.csv": table.as_csv() for number, table in enumerate(report.tables, 1)}
     for number, part in enumerate(report.sections, 1):
-        files.update({f"detections_{number}_{image.name}.svg": image_svg(image) for image in part.detections})
+        files |= {f"detections_{number}_{image.name}.svg": image_svg(image) for image in part.detections}
         if part.game is not None:
             files[f"game_{number}.svg"] = board_svg(part.game)
     return write(files, folder)

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 
 from encore.results.report.figures import Plot
 from encore.results.report.svg_plot import Panel, pad_range
-from encore.results.table import Cell, Table
+from encore.results.table import Table
 
 Line = TypeVar("Line", bound=BaseModel)
 
@@ -69,16 +69,24 @@ def translations_table(folder: Path | None) -> Table | None:
     if not translations:
         return None
     ranked = sorted(translations, key=lambda translation: (-translation.bleu, -translation.chrf, translation.index))
-    best = [_row("best", translation) for translation in ranked[:SHOWN]]
-    worst = [_row("worst", translation) for translation in reversed(ranked[SHOWN:][-SHOWN:])]
-    number = path.parent.name.rpartition("_")[2]
+    best = [("best", translation) for translation in ranked[:SHOWN]]
+    worst = [("worst", translation) for translation in reversed(ranked[SHOWN:][-SHOWN:])]
     return Table(
         title="Translations, best and worst by BLEU and chrF of the sentence",
         columns=("which", "sentence", "BLEU", "chrF", "source", "translation", "reference"),
         formats={"BLEU": ".1f", "chrF": ".1f"},
-        rows=(*best, *worst),
-        note=f"Of {len(ranked):,} after epoch {ranked[0].epoch} of result_{number}.txt. BLEU of a sentence is no "
-        f"quality of the run. Texts longer than {LONGEST} characters are cut.",
+        rows=tuple(
+            (
+                which,
+                line.index + 1,
+                line.bleu,
+                line.chrf,
+                *map(_shorten, (line.source, line.hypothesis, line.reference)),
+            )
+            for which, line in (*best, *worst)
+        ),
+        note=f"Of {len(ranked):,} after epoch {ranked[0].epoch} of result_{path.parent.name[11:]}.txt. BLEU of a "
+        f"sentence is no quality of the run. Texts longer than {LONGEST} characters are cut.",
     )
 
 
@@ -98,19 +106,13 @@ def texts_table(folder: Path | None) -> Table | None:
     path, texts = read_first(folder, TEXTS, Continuation, _MOST_TEXTS, _LONGEST_LINE)
     if not texts:
         return None
-    number = path.parent.name.rpartition("_")[2]
     return Table(
         title="Texts that the trained network continues",
         columns=("prompt", "reference", "greedy", "sampled"),
         rows=tuple(tuple(map(_shorten, (text.text, text.reference, text.likeliest, text.drawn))) for text in texts),
-        note=f"Prompts from evaluation samples, after result_{number}.txt; sampled at temperature 0.8. Texts longer "
-        f"than {LONGEST} characters are cut.",
+        note=f"Prompts from evaluation samples, after result_{path.parent.name[11:]}.txt; sampled at temperature "
+        f"0.8. Texts longer than {LONGEST} characters are cut.",
     )
-
-
-def _row(which: str, translation: Translation) -> tuple[Cell, ...]:
-    source, hypothesis, reference = map(_shorten, (translation.source, translation.hypothesis, translation.reference))
-    return which, translation.index + 1, translation.bleu, translation.chrf, source, hypothesis, reference
 
 
 # Text on one line, cut, without characters that control a terminal or turn the direction of writing.
@@ -140,10 +142,6 @@ def _printable(text: object, max_chars: int = 60) -> str:
     return "".join(char if char.isprintable() else " " for char in str(text)[:max_chars])
 
 
-def _at_most(count: int) -> BeforeValidator:
-    return BeforeValidator(lambda items: items[:count])
-
-
 def _jpeg(text: str) -> str:
     if not base64.b64decode(text, validate=True).startswith(b"\xff\xd8\xff"):
         raise ValueError("no JPEG")
@@ -151,7 +149,7 @@ def _jpeg(text: str) -> str:
 
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Name = Annotated[str, BeforeValidator(lambda text: _printable(text))]
+Name = Annotated[str, BeforeValidator(_printable)]
 Size = Annotated[int, Field(gt=0, le=_LARGEST)]
 
 
@@ -159,13 +157,13 @@ class Shape(BaseModel):
     label: Name
     box: tuple[Finite, Finite, Finite, Finite]  # x, y, width and height
     # Pixel runs of the mask as (x, y, length) triples; empty without a mask.
-    runs: Annotated[tuple[int, ...], _at_most(_MOST_RUNS)] = ()
+    runs: Annotated[tuple[int, ...], BeforeValidator(lambda runs: runs[:_MOST_RUNS])] = ()
     score: Finite | None = None  # A detection's
     matched: bool = True  # Whether a detection matches an object
     crowd: bool = False
 
 
-Shapes = Annotated[tuple[Shape, ...], _at_most(_MOST_SHAPES)]
+Shapes = Annotated[tuple[Shape, ...], BeforeValidator(lambda shapes: shapes[:_MOST_SHAPES])]
 
 
 class Detected(BaseModel):
@@ -215,7 +213,6 @@ def image_svg(image: Detected) -> str:
     unit = image.width / PANEL
     gap = GAP * unit
     (width, height), total_width = image.shown_size, 2 * image.width + gap
-    halves = ((image.found, 0.0), (image.objects, image.width + gap))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total_width:.2f} {image.height}" '
         f'width="{width}" height="{height}" role="img">',
@@ -223,18 +220,16 @@ def image_svg(image: Detected) -> str:
         f'<defs><image id="image" width="{image.width}" height="{image.height}" '
         f'href="data:image/jpeg;base64,{image.jpeg}"/></defs>',
     ]
-    for shapes, offset in halves:
+    for shapes, offset in ((image.found, 0.0), (image.objects, image.width + gap)):
         # A label at the edge is cut at the panel's end.
         parts.append(f'<svg x="{offset:.2f}" width="{image.width}" height="{image.height}"><use href="#image"/>')
-        parts += [_mask(shape) for shape in shapes]
+        parts += [_mask(shape) for shape in shapes if shape.runs]
         parts += [_box(shape, unit, image) for shape in reversed(shapes)]
         parts.append("</svg>")
     return "".join([*parts, "</svg>\n"])
 
 
 def _mask(shape: Shape) -> str:
-    if not shape.runs:
-        return ""
     numbers = iter(shape.runs)
     path = "".join(f"M{x} {y}h{length}v1h-{length}z" for x, y, length in zip(numbers, numbers, numbers, strict=False))
     return f'<path d="{path}" fill="{_colour(shape)}" fill-opacity=".4" shape-rendering="crispEdges"/>'
@@ -244,8 +239,7 @@ def _box(shape: Shape, unit: float, image: Detected) -> str:
     x, y, width, height = shape.box
     dashes = f' stroke-dasharray="{6 * unit:.2f} {4 * unit:.2f}"' if not shape.matched else ""
     dashes = f' stroke-dasharray="{1.5 * unit:.2f} {3 * unit:.2f}"' if shape.crowd else dashes
-    score = "" if shape.score is None else f" {shape.score:.2f}"
-    text = f"{shape.label}{score}"
+    text = shape.label if shape.score is None else f"{shape.label} {shape.score:.2f}"
     # Label above the box, or inside if the room is insufficient; its width is estimated from the number of letters.
     label_y = y - 13 * unit if y > 13 * unit else y
     label_x = max(0.0, min(x, image.width - (6.4 * len(text) + 6) * unit))
@@ -371,12 +365,13 @@ def generations_table(folder: Path | None) -> Table | None:
 def generation_plots(folder: Path | None) -> list[Plot]:
     """Plot losses and win rate over generations; empty for a single generation."""
     generations, matches = generations_of(folder)
-    losses = {
-        "policy loss": [(float(n), entry.policy_loss) for n, entry in generations.items()],
-        "value loss": [(float(n), entry.value_loss) for n, entry in generations.items()],
+    series_by_title = {
+        "Losses over generations": {
+            "policy loss": [(float(n), entry.policy_loss) for n, entry in generations.items()],
+            "value loss": [(float(n), entry.value_loss) for n, entry in generations.items()],
+        },
+        "Win rate over generations": {"win rate": [(float(n), entry.win_rate) for n, entry in matches.items()]},
     }
-    rates = {"win rate": [(float(n), entry.win_rate) for n, entry in matches.items()]}
-    series_by_title = {"Losses over generations": losses, "Win rate over generations": rates}
     return [plot for title, series in series_by_title.items() if (plot := _lines(title, series)) is not None]
 
 
@@ -402,10 +397,8 @@ def generations_of(folder: Path | None) -> tuple[dict[int, Generation], dict[int
     """
     path, lines = read_first(folder, GENERATIONS, Generation, *_LIMITS)
     evaluations = read(path.with_name(EVALUATIONS), Evaluation, *_LIMITS) if lines else ()
-    generations, matches = (
-        {entry.generation: entry for entry in lines},
-        {entry.generation: entry for entry in evaluations},
-    )
+    generations = {entry.generation: entry for entry in lines}
+    matches = {entry.generation: entry for entry in evaluations}
     return dict(sorted(generations.items())), dict(sorted(matches.items()))
 
 

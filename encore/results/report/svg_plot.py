@@ -89,10 +89,18 @@ class Panel:
         """
         logarithmic = len(x_ticks) > 1 and x_ticks[-1] / x_ticks[0] > _LOGARITHMIC_FROM
         self.x = Scale(*x, self.left, self.right, logarithmic)
-        marks = self._spaced_ticks(x_ticks) if x_ticks else ticks(*x, integers=integers)
+        marks = list(x_ticks[:1]) or ticks(*x, integers=integers)
+        for tick in x_ticks:
+            if self.x(tick) - self.x(marks[-1]) >= _TICKS_APART:
+                marks.append(tick)
         self._path("axis", f"M{_px(self.left)} {_px(self.bottom)}H{_px(self.right)}")
         for value in marks:
-            self._draw_tick(value, format_tick(value, marks))
+            # A label that would be cut is aligned with the edge of the picture.
+            text = format_tick(value, marks)
+            half, center = _HALF_DIGIT * len(text), self.x(value)
+            text_x, anchor = (0.0, "") if center < half else (center, "mid")
+            text_x, anchor = (self.width, "end") if center + half > self.width else (text_x, anchor)
+            self.text(text_x, self.bottom + 15, text, anchor)
         if y is not None:
             self.y = Scale(*y, self.bottom, self.top)
             levels = ticks(*y)
@@ -102,20 +110,6 @@ class Panel:
         self.text(self.right, self.bottom + 31, x_label, "end quiet")
         if y_label:
             self.text(0, 12, y_label, "quiet")
-
-    # Write a tick's value below the axis, at the edge of the picture where it would be cut.
-    def _draw_tick(self, value: float, text: str) -> None:
-        half, x = _HALF_DIGIT * len(text), self.x(value)
-        default = (0.0, "") if x < half else (x, "mid")
-        text_x, anchor = (self.width, "end") if x + half > self.width else default
-        self.text(text_x, self.bottom + 15, text, anchor)
-
-    def _spaced_ticks(self, values: Sequence[float]) -> list[float]:
-        spaced = list(values[:1])
-        for value in values[1:]:
-            if self.x(value) - self.x(spaced[-1]) >= _TICKS_APART:
-                spaced.append(value)
-        return spaced
 
     def line(self, points: Sequence[Point], style: str | int) -> None:
         """Add a line; an integer selects a series' style."""
@@ -129,7 +123,7 @@ class Panel:
 
     def marks(self, points: Sequence[Point], style: str | int, shape: str | None = None) -> None:
         """Add markers at the points, in the series' shape or in ``shape``."""
-        form = shape or _SHAPES[_index(style)]
+        form = shape or _SHAPES[(style - 1) % SERIES if isinstance(style, int) else 0]
         if points:
             markers = (f"M{_px(self.x(x))} {_px(self.y(y))}{form}" for x, y in points)
             self._path(f"{_DRAWN.get(form, 'm')} {_style(style)}", "".join(markers))
@@ -143,9 +137,8 @@ class Panel:
 
     def clip(self, *, end: bool = False) -> None:
         """Clip subsequent elements to the axes until ``end``."""
-        box = f"{_px(self.left)} {_px(self.top)} {_px(self.right - self.left)} {_px(self.bottom - self.top)}"
-        x, y, width, height = box.split(" ")
-        shape = f'x="{x}" y="{y}" width="{width}" height="{height}" viewBox="{box}"'
+        x, y, width, height = map(_px, (self.left, self.top, self.right - self.left, self.bottom - self.top))
+        shape = f'x="{x}" y="{y}" width="{width}" height="{height}" viewBox="{x} {y} {width} {height}"'
         self._parts.append("</svg>" if end else f"<svg {shape}>")
 
     def level(self, value: float, label: str) -> None:
@@ -174,7 +167,7 @@ class Panel:
             swatch = '<path class="level" d="M0-4h16"/>'
         else:
             swatch = f'<path class="l {_style(series)}" d="M0-4h16"/>'
-            form = _SHAPES[_index(series)]
+            form = _SHAPES[(series - 1) % SERIES]
             swatch += f'<path class="{_DRAWN.get(form, "m")} {_style(series)}" d="M8-4{form}"/>'
         if (swatch, label) not in self._legend:
             self._legend.append((swatch, label))
@@ -203,12 +196,8 @@ class Panel:
         self._parts.append(f'<path class="{style}" d="{d}"/>')
 
 
-def _index(style: str | int) -> int:
-    return (style - 1) % SERIES if isinstance(style, int) else 0
-
-
 def _style(style: str | int) -> str:
-    return f"s{_index(style) + 1}" if isinstance(style, int) else style
+    return f"s{(style - 1) % SERIES + 1}" if isinstance(style, int) else style
 
 
 # Coordinate to 0.1 px.
@@ -232,8 +221,7 @@ def format_tick(value: float, all_ticks: Sequence[float]) -> str:
     """Format a tick with the digits that the step needs."""
     step = min((b - a for a, b in itertools.pairwise(all_ticks)), default=abs(value) or 1.0)
     digits = max(0, -math.floor(math.log10(step) + 1e-9)) if step > 0 else 0
-    if any(round(tick, digits) != tick and abs(round(tick, digits) - tick) > 1e-9 for tick in all_ticks):
-        digits += 1
+    digits += any(abs(round(tick, digits) - tick) > 1e-9 for tick in all_ticks)
     return f"{value + 0.0:,.{min(digits, 8)}f}"
 
 
