@@ -34,8 +34,7 @@ class Point:
     @property
     def key(self) -> str:
         """Return the folder name of the point: axis values in order; for switches the axis name."""
-        parts = [axis if value is True else str(value).replace("/", "_") for axis, value in self.axes.items()]
-        return "-".join(parts)
+        return "-".join(axis if value is True else str(value).replace("/", "_") for axis, value in self.axes.items())
 
 
 class Program(Strict):
@@ -121,7 +120,7 @@ class Study(Definition):
         for grid in (self.grid, *self.more):
             for combination in itertools.product(*grid.values()):
                 axes = dict(zip(grid, combination, strict=True))
-                if any(all(axes.get(name) == value for name, value in skipped.items()) for skipped in self.skip):
+                if any(skipped.items() <= axes.items() for skipped in self.skip):
                     continue
                 overrides: dict[str, Value] = {}
                 for axis, value in axes.items():
@@ -136,10 +135,8 @@ class Study(Definition):
         appear as differences between passes.
         """
         points = self.points()
-        passes = [(1, point) for point in points]
-        for number in range(2, self.passes + 1):
-            passes += [(number, point) for point in random.Random(number).sample(points, len(points))]
-        return passes
+        shuffled = {n: random.Random(n).sample(points, len(points)) for n in range(2, self.passes + 1)}
+        return [(number, point) for number, order in {1: points, **shuffled}.items() for point in order]
 
 
 def study_names() -> list[str]:
@@ -217,8 +214,6 @@ def folder(study: Study) -> Path:
 
 def changed(study: Study, settings: Sequence[str]) -> Study:
     """Return the study with ``key=value`` settings in its base; EncoreError for an axis or an unknown key."""
-    if not settings:
-        return study
     fields = configuration.field_types(folder(study))
     values = dict(configuration.parse_setting(setting, fields) for setting in settings)
     axes = sorted(set(values) & set(study.grid))

@@ -9,8 +9,7 @@ results/20261120T101500Z-sweep-resnet/
     report/
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -174,27 +173,22 @@ def measure(
 
     Continues after a failed point, and stops when interrupted.
     """
+    # Lock the study, or a single point: concurrent measurements on a machine would disturb each other.
+    lock = FileLock(folder.path / (".lock" if only is None else f".lock-{only}"), timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        hint = f"wait for it, or stop it and resume: {again}"
+        raise EncoreError(f"another process measures {folder.path}", hint=hint) from error
     codes = set()
-    with _study_lock(folder, again, only):
+    try:
         for number, point in folder.unfinished():
-            if only not in (None, point.key):
-                continue
-            try:
+            if only in (None, point.key):
                 codes.add(measure_point(point, number))
-            except KeyboardInterrupt:
-                codes.add(ExitCode.INTERRUPTED)
             if ExitCode.INTERRUPTED in codes:
                 return ExitCode.INTERRUPTED
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    finally:
+        lock.release()
     return ExitCode.FAILED if ExitCode.FAILED in codes else ExitCode.REACHED
-
-
-@contextmanager
-def _study_lock(folder: Folder[Defined], again: str, only: str | None) -> Iterator[None]:
-    # Lock the study, or a single point: concurrent measurements on a machine would disturb each other.
-    try:
-        with FileLock(folder.path / (".lock" if only is None else f".lock-{only}"), timeout=0):
-            yield
-    except Timeout as error:
-        raise EncoreError(
-            f"another process measures {folder.path}", hint=f"wait for it, or stop it and resume: {again}"
-        ) from error

@@ -11,7 +11,7 @@ import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -24,6 +24,7 @@ from encore.lab.studies import folder as folders
 from encore.lab.studies.definition import Point, Study
 from encore.lab.studies.folder import FAILURE, MEASUREMENT, Folder
 from encore.machine import node, processes
+from encore.results.table import grouped
 from encore.run import hints
 from encore.slurm import commands
 
@@ -44,16 +45,11 @@ def seconds_left(folder: Folder[Study]) -> float:
     ]
     if not measured:
         return len(folder.unfinished()) * folder.study.program.seconds
-    return sum(_seconds_like(point, measured) for _, point in folder.unfinished())
-
-
-def _seconds_like(point: Point, measured: Sequence[tuple[Point, float]]) -> float:
-    common = [
-        sum(other_point.axes.get(axis) == value for axis, value in point.axes.items()) for other_point, _ in measured
-    ]
-    return statistics.fmean(
-        seconds for (_, seconds), number in zip(measured, common, strict=True) if number == max(common)
-    )
+    total = 0.0
+    for _, point in folder.unfinished():
+        by_common = grouped(measured, lambda pair: len(pair[0].axes.items() & point.axes.items()))  # noqa: B023
+        total += statistics.fmean(seconds for _, seconds in by_common[max(by_common)])
+    return total
 
 
 def command(folder: Folder[Study], point: Point, python: Path | None, number: int = 1) -> Command:
@@ -68,7 +64,6 @@ def command(folder: Folder[Study], point: Point, python: Path | None, number: in
     # process have separate threads, like processes; spinning threads would take cores from other ranks.
     max_ranks = max(int(other_point.axes[program.ranks]) for other_point in folder.study.points())
     threads = {"OMP_NUM_THREADS": str(max(1, node.cores() // max_ranks)), "OMP_WAIT_POLICY": "PASSIVE"}
-    variables = threads if on_cpu else {}
     job = Job(
         argv=(
             *launch.inner,
@@ -80,7 +75,7 @@ def command(folder: Folder[Study], point: Point, python: Path | None, number: in
             "--output",
             str(output),
         ),
-        environment={"PYTHONUNBUFFERED": "1", **launch.environment, **variables},
+        environment={"PYTHONUNBUFFERED": "1", **launch.environment, **(threads if on_cpu else {})},
         mounts=(Mount(output, str(output), False),),
         ranks=1 if is_single_process else ranks,
         gpus=0 if on_cpu else ranks,
@@ -99,9 +94,8 @@ def resume_command(folder: Folder[Study]) -> str:
 
 def measure(folder: Folder[Study], on_point: Callable[[Point, str], None], only: str | None = None) -> ExitCode:
     """Measure all unfinished passes, or only passes of point ``only``; failed passes are repeated."""
-    request = folder.study.request
-    python = request.python
-    if request.runtime == "host" and python is None:
+    python = folder.study.request.python
+    if folder.study.request.runtime == "host" and python is None:
         python = environment.ensure_environment(folder.study.program.framework, lambda text: None)
 
     def measure_point(point: Point, number: int) -> ExitCode:

@@ -185,10 +185,8 @@ class PrintedComparison:
             return f"no interval: {compared}"
         if not self.is_beyond:
             return "agrees" if is_bound else "within the interval"
-        larger = value > printed
-        if is_bound:
-            return f"beyond the interval: ours is {'above' if larger else 'below'} {printed:g}"
-        return f"beyond the interval: ours is {'larger' if larger else 'smaller'}"
+        bound, size = ("above", "larger") if value > printed else ("below", "smaller")
+        return f"beyond the interval: ours is {f'{bound} {printed:g}' if is_bound else size}"
 
     @property
     def row(self) -> tuple[Any, ...]:

@@ -11,15 +11,16 @@ output of any framework: ``nsys stats --report cuda_gpu_kern_sum --format csv RE
 """
 
 import csv
-import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from encore.errors import EncoreError
+from encore.files import read_json
 from encore.results.report.figures import WIDTH, Figure
 from encore.results.report.svg_plot import Panel, Scale
 from encore.results.table import Cell, Table
@@ -53,7 +54,7 @@ def load(folder: Path) -> Measured:
     peaks: Mapping[str, Any] | None = None
     steps = []
     for path in sorted(folder.glob("*.json")):
-        content = _read(path)
+        content = read_json(path)
         peaks = content.get("peaks") or peaks
         if content.get("step"):
             steps.append({**content["step"], "file": path.stem})
@@ -67,7 +68,7 @@ def fastest(peaks: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
     Interference can only slow a measurement down, so the fastest one is closest to the device limit.
     """
-    previous = (_read(path) if path.is_file() else {}).get("peaks", {})
+    previous = (read_json(path) if path.is_file() else {}).get("peaks", {})
     if any(previous.get(name) != peaks[name] for name in ("device", "name", "library", "threads")):
         return dict(peaks)
     speeds = ("flops_per_second", "bytes_per_second")
@@ -75,14 +76,6 @@ def fastest(peaks: Mapping[str, Any], path: Path) -> dict[str, Any]:
         **peaks,
         **{kind: {name: max(value, previous[kind][name]) for name, value in peaks[kind].items()} for kind in speeds},
     }
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise EncoreError(f"{path} cannot be read: {error}", expected="JSON of a roofline") from error
-    return content if isinstance(content, dict) else {}
 
 
 def step_title(step: Mapping[str, Any]) -> str:
@@ -95,11 +88,8 @@ def _benchmark(step: Mapping[str, Any]) -> str:
 
 def _names(measured: Measured) -> list[str]:
     # Step names: the benchmark, with the full title if it has multiple steps.
-    benchmarks = list(map(_benchmark, measured.steps))
-    return [
-        step_title(step) if benchmarks.count(name) > 1 else name
-        for step, name in zip(measured.steps, benchmarks, strict=True)
-    ]
+    count = Counter(map(_benchmark, measured.steps))
+    return [step_title(step) if count[_benchmark(step)] > 1 else _benchmark(step) for step in measured.steps]
 
 
 def _unit(measured: Measured) -> tuple[str, float]:
@@ -108,14 +98,14 @@ def _unit(measured: Measured) -> tuple[str, float]:
 
 def peaks_table(measured: Measured) -> Table:
     unit, size = _unit(measured)
-    rows: list[tuple[Cell, ...]] = [
-        (f"product of matrices, {name}", value / size, unit)
-        for name, value in measured.peaks["flops_per_second"].items()
-    ]
-    rows += [(f"memory, {name}", value / 1e9, "GB/s") for name, value in measured.peaks["bytes_per_second"].items()]
+    flops, bandwidths = measured.peaks["flops_per_second"], measured.peaks["bytes_per_second"]
+    rows = (
+        *((f"product of matrices, {name}", value / size, unit) for name, value in flops.items()),
+        *((f"memory, {name}", value / 1e9, "GB/s") for name, value in bandwidths.items()),
+    )
     device = measured.peaks["name"] or f"CPU, {measured.peaks['threads']} threads"
     return Table(
-        title=f"Ceilings of {device}", columns=("ceiling", "measured", "unit"), rows=tuple(rows),
+        title=f"Ceilings of {device}", columns=("ceiling", "measured", "unit"), rows=rows,
         note=f"Measured by {measured.peaks['library']} on this machine before the benchmarks;"
         " maximum over all measurements.",
     )  # fmt: skip
@@ -280,23 +270,21 @@ class Kernels:
 
 def read_kernels(path: Path) -> Kernels:
     try:
-        text = path.read_text(encoding="utf-8")
-        step = json.loads(text).get("step") or {} if text.lstrip().startswith("{") else {}
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise EncoreError(f"{path} cannot be read: {error}", expected="a table of kernels") from error
+    step = read_json(path).get("step") or {} if lines and lines[0].lstrip().startswith("{") else {}
     if "kernels" in step:
         seconds_by_name = {kernel["name"]: float(kernel["seconds"]) for kernel in step["kernels"]}
         return Kernels(path.stem, seconds_by_name, float(step["busy_seconds"]))
-    lines = text.splitlines()
     start = next((number for number, line in enumerate(lines) if _TIME in line and _NAME in line), None)
     if start is None:
         raise EncoreError(
             f"{path} is not a kernel table",
             expected="the JSON of `encore bench --roofline`, or CSV of `nsys stats --report cuda_gpu_kern_sum`",
         )
-    rows = [row for row in csv.DictReader(lines[start:]) if row.get(_NAME) and (row.get(_TIME) or "").isdigit()]
     seconds: dict[str, float] = {}
-    for row in rows:
+    for row in (row for row in csv.DictReader(lines[start:]) if row.get(_NAME) and (row.get(_TIME) or "").isdigit()):
         seconds[row[_NAME]] = seconds.get(row[_NAME], 0.0) + int(row[_TIME]) / 1e9
     return Kernels(path.stem, seconds, sum(seconds.values()))
 

@@ -110,27 +110,25 @@ def _setting(run: ServerRun) -> tuple[str, str, str]:
 
 def _link_kind(run: RunSet) -> str:
     # The links that the run found, a system description names, or the form of the accelerator shows.
-    hardware = run.hardware
     if (run.ranks or 0) < 2 or run.is_cpu:
         return ""
     links = run.passport.get("links")
     if isinstance(links, dict) and links.get("kind"):
         return str(links["kind"])
-    text = f"{hardware.accelerator_interconnect or ''} {hardware.accelerator or ''}".lower()
-    if "nvlink" in text or "nvswitch" in text or "sxm" in text:
-        return NVLINK
-    return PCIE if "pci" in text else ""
+    text = f"{run.hardware.accelerator_interconnect or ''} {run.hardware.accelerator or ''}".lower()
+    words = {"nvlink": NVLINK, "nvswitch": NVLINK, "sxm": NVLINK, "pci": PCIE}
+    return next((kind for word, kind in words.items() if word in text), "")
 
 
 def base_of(runs: Sequence[ServerRun], requested: str | None) -> str:
     """Return the base: the requested server, otherwise a server with a P100, otherwise the first."""
-    names = [run.server for run in runs]
+    names = dict.fromkeys(run.server for run in runs)
+    if requested is not None and requested not in names:
+        raise unknown("base", requested, names)
     if requested is not None:
-        if requested not in names:
-            raise unknown("base", requested, dict.fromkeys(names))
         return requested
-    cards = [run for run in runs if family(run.side.hardware.accelerator) == BASE_FAMILY]
-    return (cards or list(runs))[0].server
+    cards = (run for run in runs if family(run.side.hardware.accelerator) == BASE_FAMILY)
+    return next(cards, runs[0]).server
 
 
 def tables(runs: Sequence[ServerRun], base: str | None = None) -> list[Table]:
@@ -484,14 +482,12 @@ def servers_report(
     """Return the complete report on runs, machines and rooflines."""
     described = [load_machine(path) for path in machines]
     loaded_runs = load_runs(runs, {machine.server.name: machine.server.kind for machine in described})
-    described_names = {machine.server.name for machine in described}
     for run in loaded_runs:
         # Runs of earlier versions of Encore, or of other programs, lack these fields.
         with suppress(KeyError, TypeError, AttributeError):
             server = from_json(run.side.passport["links"])
-            if server.name not in described_names:
+            if server.name not in {machine.server.name for machine in described}:
                 described.append(Machine(server))
-                described_names.add(server.name)
     measured = [roofline.load(folder) for folder in rooflines]
     parts = [machine_report(machine) for machine in described] + [roofline_report(part) for part in measured]
     compared = [*tables(loaded_runs, base), gpus_needed(loaded_runs), utilisation_table(loaded_runs)]
@@ -535,10 +531,8 @@ def _figures(runs: Sequence[ServerRun], base: str | None) -> list[Figure]:
 def machine_report(machine: Machine) -> Report:
     links, figures = [matrix(machine.server)] if machine.server.gpus else [], [picture(machine.server)]
     speeds, title = speeds_figure(machine), f"The machine {machine.server.name}"
-    measured = [
-        collective for collective in machine.speeds.get("collectives", ()) if collective["kind"] == "all-reduce"
-    ]
-    rates = [(collective["bytes"], collective["rate"]) for collective in measured]
+    collectives = machine.speeds.get("collectives", ())
+    rates = [(entry["bytes"], entry["rate"]) for entry in collectives if entry["kind"] == "all-reduce"]
     rates += [(size, rate) for size, rate in machine.by_tool.get("all-reduce", ())]
     sums = [allreduce_table(machine.speeds["ranks"], max(rates)[1])] if rates else []
     return page(

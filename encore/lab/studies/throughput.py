@@ -182,7 +182,14 @@ def predictions(folder: Folder[Sweep], results: Sequence[Result], gpus: Sequence
     ).items():
         if len({result.point.gpus for result in measured}) < 2:
             continue
-        model = fit_steps([_point(result) for result in measured])
+        speeds_of = [(r.point, r.global_batch or 1, r.samples_per_second) for r in measured]
+        model = fit_steps(
+            [
+                Point(gpus=p.gpus, nodes=p.nodes, samples_per_gpu=size / p.gpus, time=size / speed.estimate)
+                for p, size, speed in speeds_of
+                if speed
+            ]
+        )
         per_node = max(result.point.gpus_per_node for result in measured)
         several = any(result.point.nodes > 1 for result in measured)
         batch = measured[0].global_batch or 1
@@ -200,13 +207,6 @@ def predictions(folder: Folder[Sweep], results: Sequence[Result], gpus: Sequence
         note="By the cost model of docs/scaling.md, on the number of nodes in the row, with the interval of a "
         f"measurement. Empty with fewer than two finished numbers of {unit}.",
     )
-
-
-def _point(result: Result) -> Point:
-    # A measured point as the cost model wants it: seconds per step.
-    point, batch, speed = result.point, result.global_batch or 1, result.samples_per_second
-    seconds = batch / speed.estimate if speed else 0.0
-    return Point(gpus=point.gpus, nodes=point.nodes, samples_per_gpu=batch / point.gpus, time=seconds)
 
 
 # -- releases of an image -----------------------------------------------------------------------------------------
@@ -274,9 +274,10 @@ def write(folder: Folder[Sweep], results: Sequence[Result], tables: Sequence[Tab
     """Write FOLDER/report with these tables and the content of `encore report` for the finished runs."""
     runs = [folder.run_of(result.point) for result in results if result.state == "done"]
     report = build_report([run.path for run in runs if run is not None])
-    if folder.study.images:
-        figure = releases_figure(tables[1])
-    else:
-        figure = speed_up_figure(speed_ups(results), tables[0], devices(results))
+    figure = (
+        releases_figure(tables[1])
+        if folder.study.images
+        else speed_up_figure(speed_ups(results), tables[0], devices(results))
+    )
     figures = (figure, *report.figures) if figure else report.figures
     return write_files(replace(report, tables=(*tables, *report.tables), figures=figures), folder.path / "report")

@@ -107,8 +107,7 @@ def measure(machine: Node, ranks: int, on_step: Callable[[str], None], python: P
                 hint="check the output above, or omit the number of GPUs to skip the measurement",
                 exit_code=ExitCode.FAILED,
             )
-        measured: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-    return measured
+        return files.read_json(result)
 
 
 def nccl_tests(gpus: int) -> dict[str, list[list[float]]]:
@@ -153,26 +152,20 @@ def peer_table(machine: Machine) -> Table:
 
 
 def collectives_table(machine: Machine) -> Table:
-    rows: list[tuple[Cell, ...]] = [
-        (
-            collective["kind"],
-            int(collective["bytes"]),
-            collective["seconds"] * 1e6,
-            collective["rate"] / 1e9,
-            machine.speeds["backend"],
-        )
-        for collective in machine.speeds.get("collectives", ())
-    ]
-    rows += [
+    measured = (
+        (row["kind"], int(row["bytes"]), row["seconds"] * 1e6, row["rate"] / 1e9, machine.speeds["backend"])
+        for row in machine.speeds.get("collectives", ())
+    )
+    by_tool = (
         (kind, int(size), None, rate / 1e9, "nccl-tests")
-        for kind, measured in machine.by_tool.items()
-        for size, rate in measured
-    ]
+        for kind, readings in machine.by_tool.items()
+        for size, rate in readings
+    )
     return Table(
         title=f"Exchange between {machine.speeds.get('ranks', 0)} ranks of {machine.server.name}",
         columns=("kind", "bytes", "microseconds", "GB/s", "by"),
         formats={"microseconds": ".1f", "GB/s": ".3f"},
-        rows=tuple(rows),
+        rows=(*measured, *by_tool),
         note="GB/s: bus bandwidth, as nccl-tests counts it, which does not depend on the number of ranks.",
     )
 
