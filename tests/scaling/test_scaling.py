@@ -14,8 +14,8 @@ import pytest
 
 from encore.errors import EncoreError
 from encore.lab.scaling import cost_model, projection, validation
+from encore.lab.scaling.cost_model import Links, allreduce_seconds
 from encore.lab.scaling.curves import Option, load_curves, options
-from encore.lab.scaling.overlap import Links, allreduce_seconds, allreduce_table
 from encore.lab.scaling.scheduling import (
     Job,
     Schedule,
@@ -25,6 +25,7 @@ from encore.lab.scaling.scheduling import (
     sequential_minutes,
     shortest,
 )
+from encore.lab.studies.topology import allreduce_table
 from encore.machine.node import Gpu
 from encore.results.published.published import System
 from encore.run import planning, programs

@@ -204,6 +204,21 @@ def volumes(gpus: int, nodes: int) -> tuple[float, float]:
     return 2 * (gpus_per_node - 1) / gpus_per_node, 2 * (nodes - 1) / nodes / gpus_per_node
 
 
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """Bytes per second per GPU and direction, intra-node and inter-node."""
+
+    intra_node_rate: float
+    inter_node_rate: float
+    gpus: int = 8  # GPUs per node
+
+
+def allreduce_seconds(size: float, gpus: int, links: Links) -> float:
+    """Return the seconds to all-reduce ``size`` bytes hierarchically on otherwise idle links, without latency."""
+    intra_node, inter_node = volumes(gpus, max(1, gpus // links.gpus))
+    return size * (intra_node / links.intra_node_rate + inter_node / links.inter_node_rate)
+
+
 def _row(point: Point, algorithm: Algorithm) -> tuple[float, ...]:
     # Factors of compute, fixed, latency, transfer, and inter-node transfer in a hierarchy.
     n = point.gpus

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 
 from encore.results.published.published import StudyFigure, load_figures
 from encore.results.report.measurements import study_measurements
-from encore.results.table import Cell, Table, cell_text
+from encore.results.table import Table, cell_text, grouped
 
 MICROWAY, DELL, MULTINODE, BARC = (
     "microway-dgx1-scaling", "dell-demystifying", "dell-multinode-v100", "barc2019-dgx1",
 )  # fmt: skip
-_ORDER = ("resnet", "maskrcnn", "ssd", "gnmt", "transformer", "ncf")
 _TITLES = {
     "resnet": "Synopsis of Image Classification benchmarks",
     "maskrcnn": "Synopsis of Object Detection (heavy) benchmarks",
@@ -73,29 +72,30 @@ def rounding_range(figure: StudyFigure) -> Span:
 def tables() -> list[Table]:
     """Return tables 1 to 7 of the scaling study from its data; table 7 is computed from tables 1 to 6."""
     measured = study_measurements(MICROWAY)
-    results = []
-    for number, model in enumerate(_ORDER, 1):
-        rows: list[tuple[Cell, ...]] = [
-            (figure.gpus, int(figure.batch or 0), figure.minutes_per_epoch, int(figure.epochs or 0), figure.precision)
-            for figure in sorted(measured, key=lambda figure: figure.gpus or 0)
-            if figure.benchmark == model
-        ]
-        columns = ("# GPUs", "Batch Size", "Average Time per Epoch (min)", "Number of Epochs", "Precision")
-        results.append(Table(title=f"Table {number}. {_TITLES[model]}", columns=columns, rows=tuple(rows)))
-    printed = {(check.what): check for check in _table_7()}
-    rows = []
-    for model in ("resnet", "ssd", "maskrcnn", "gnmt", "transformer", "ncf"):
-        pair = [printed[f"{model}, {gpus} GPUs"] for gpus in (4, 8)]
-        rows.append((model, *(cell for check in pair for cell in (check.computed, check.printed))))
-    results.append(
+    by_gpus = grouped(sorted(measured, key=lambda figure: figure.gpus or 0), lambda figure: figure.benchmark)
+    results = [
         Table(
-            title="Table 7. Speed Ups for all the benchmarks going from 1 to 4 to 8 GPUs",
-            columns=("Benchmark", "1-4 GPU", "1-4 GPU, printed", "1-8 GPU", "1-8 GPU, printed"),
-            rows=tuple(rows),
-            note="Computed from tables 1 to 6: minutes per epoch times epochs on 1 GPU over that on several.",
+            title=f"Table {number}. {title}",
+            columns=("# GPUs", "Batch Size", "Average Time per Epoch (min)", "Number of Epochs", "Precision"),
+            rows=tuple(
+                (row.gpus, int(row.batch or 0), row.minutes_per_epoch, int(row.epochs or 0), row.precision)
+                for row in by_gpus[model]
+            ),
         )
+        for number, (model, title) in enumerate(_TITLES.items(), 1)
+    ]
+    printed = {check.what: check for check in _table_7()}
+    pairs = {
+        model: (printed[f"{model}, 4 GPUs"], printed[f"{model}, 8 GPUs"])
+        for model in ("resnet", "ssd", "maskrcnn", "gnmt", "transformer", "ncf")
+    }
+    speed_ups = Table(
+        title="Table 7. Speed Ups for all the benchmarks going from 1 to 4 to 8 GPUs",
+        columns=("Benchmark", "1-4 GPU", "1-4 GPU, printed", "1-8 GPU", "1-8 GPU, printed"),
+        rows=tuple((model, a.computed, a.printed, b.computed, b.printed) for model, (a, b) in pairs.items()),
+        note="Computed from tables 1 to 6: minutes per epoch times epochs on 1 GPU over that on several.",
     )
-    return results
+    return [*results, speed_ups]
 
 
 def checks() -> list[Check]:
@@ -112,13 +112,13 @@ def checks() -> list[Check]:
 
 
 def findings() -> Table:
-    failing = [check for check in checks() if not check.follows]
     return Table(
         title="Printed figures that do not follow from the others",
         columns=("study", "place", "figure", "printed", "computed", "note"),
         rows=tuple(
-            (failed.source, failed.place, failed.what, failed.printed, cell_text(failed.computed), failed.note)
-            for failed in failing
+            (check.source, check.place, check.what, check.printed, cell_text(check.computed), check.note)
+            for check in checks()
+            if not check.follows
         ),
     )
 
@@ -160,14 +160,11 @@ def _check(figure: StudyFigure, description: str, computed: Span, note: str = ""
 
 def _totals() -> dict[tuple[str, int | None], Span]:
     # Minutes per epoch times epochs of tables 1 to 6.
-    parts: dict[tuple[str, int | None], dict[str, StudyFigure]] = {}
-    for figure in _figures(MICROWAY):
-        if figure.place.startswith("table") and figure.quantity in ("minutes_per_epoch", "epochs"):
-            parts.setdefault((figure.model, figure.gpus), {})[figure.quantity] = figure
-    return {
-        key: rounding_range(quantities["minutes_per_epoch"]) * quantities["epochs"].value
-        for key, quantities in parts.items()
-    }
+    minutes, epochs = (
+        {(figure.model, figure.gpus): figure for figure in _figures(MICROWAY, quantity=quantity)}
+        for quantity in ("minutes_per_epoch", "epochs")
+    )
+    return {key: rounding_range(figure) * epochs[key].value for key, figure in minutes.items()}
 
 
 def _table_7() -> Iterator[Check]:
@@ -219,10 +216,8 @@ def _memory() -> Iterator[Check]:
 def _layers() -> Iterator[Check]:
     # Convolution and fully connected layers add up to the network's layers. The layer count per Inception module is not
     # printed.
-    by_model: dict[str, dict[str, StudyFigure]] = {}
-    for figure in _figures(BARC, place="slide: workloads"):
-        by_model.setdefault(figure.model, {})[figure.quantity] = figure
-    for model, parts in by_model.items():
+    for model, figures in grouped(_figures(BARC, place="slide: workloads"), lambda figure: figure.model).items():
+        parts = {figure.quantity: figure for figure in figures}
         if not parts["inception_layers"].value:
             total = parts["conv_layers"].value + parts["fc_layers"].value
             yield _check(parts["layers"], f"layers of {model}", Span(total, total))
@@ -278,11 +273,8 @@ def _contradictions() -> Iterator[Check]:
     for figure in _figures(BARC, quantity="largest_batch", model="resnet"):
         yield _verdict(figure, "largest batch of ResNet", 64.0, False, "a backup slide says 64 and 128 in one sentence")
     # Weak scaling: twice the GPUs, twice the images.
-    weak = {
-        weak_figure.gpus: weak_figure
-        for weak_figure in _figures(BARC, place="slide: datasets", quantity="train_samples")
-        if weak_figure.gpus
-    }
+    samples = _figures(BARC, place="slide: datasets", quantity="train_samples")
+    weak = {figure.gpus: figure for figure in samples if figure.gpus}
     for gpus, figure in weak.items():
         computed = weak[1].value * (gpus or 1)
         # "1M" and "2M" are printed to a million, the other numbers to a thousand.

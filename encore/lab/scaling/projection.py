@@ -26,7 +26,7 @@ from encore.catalogue import System, choose, find_system
 from encore.configuration import Configuration, config_class, resolve
 from encore.errors import EncoreError
 from encore.files import read_toml
-from encore.lab.scaling.overlap import Links, allreduce_seconds
+from encore.lab.scaling.cost_model import Links, allreduce_seconds
 from encore.machine.node import Gpu
 from encore.machine.preflight import family, memory_gib
 from encore.results.published.published import DATA, PublishedResult, load_published
@@ -126,18 +126,14 @@ def published_result(system: System, benchmark: str) -> PublishedResult:
     source = _ROUND.search(system.source)
     name, round_ = canonical(benchmark.replace("-", "_")), source[1] if source else system.round
     # v0.5 has submitters in lower case.
-    key = (round_, system.submitter.lower(), system.submission)
-    cells = [
-        cell
-        for cell in load_published()
-        if (cell.round, cell.submitter.lower(), cell.system) == key and cell.benchmark == name and cell.score_minutes
-    ]
-    if not cells:
-        raise EncoreError(
-            f"no published result of {benchmark} for {round_}/{system.submitter}/{system.submission}",
-            hint=f"list the results: encore published --benchmark {benchmark} --round {round_}",
-        )
-    return cells[0]
+    key = (round_, system.submitter.lower(), system.submission, name)
+    for cell in load_published():
+        if (cell.round, cell.submitter.lower(), cell.system, cell.benchmark) == key and cell.score_minutes:
+            return cell
+    raise EncoreError(
+        f"no published result of {benchmark} for {round_}/{system.submitter}/{system.submission}",
+        hint=f"list the results: encore published --benchmark {benchmark} --round {round_}",
+    )
 
 
 @functools.cache
@@ -214,8 +210,8 @@ def activation_bytes(config: Any) -> float:
 
 def target_of(round_: str, benchmark: str | None) -> str:
     """Return a name of the target: rounds with the same one need the same samples."""
-    name = later_name(benchmark, round_) or ""
-    return " ".join(map(str, (f"{target.value:g}" for target in targets_of(round_, benchmark or name))))
+    targets = targets_of(round_, benchmark or later_name(benchmark, round_) or "")
+    return " ".join(f"{target.value:g}" for target in targets)
 
 
 # -- model -------------------------------------------------------------------------------------------------------------
@@ -239,8 +235,8 @@ def samples_to_target(rows: Iterable[Convergence], target: str, batch: float) ->
 
 def nearest_phases(rows: Sequence[Phases], target: str, gpus: int) -> Phases:
     same = [row for row in rows if row.target == target] or rows
-    empty = Phases(target, gpus, 0.0, 0.0, 0.0)
-    return min(same, key=lambda row: abs(math.log(row.gpus / gpus)), default=empty)
+    unknown = Phases(target, gpus, 0.0, 0.0, 0.0)
+    return min(same, key=lambda row: abs(math.log(row.gpus / gpus)), default=unknown)
 
 
 class Measured(NamedTuple):
@@ -273,13 +269,13 @@ def share_of(configuration: Configuration) -> Share:
         nodes=configuration.nodes,
         batch=configuration.global_batch,
         accumulation=int(getattr(config, "accumulation", 1)),
-        parallelism={key: value for key, value in configuration.plain().items() if _is_split(key, value)},
+        parallelism={
+            key: value
+            for key, value in configuration.plain().items()
+            if key.endswith("_parallelism") and isinstance(value, int) and value > 1
+        },
         activation_bytes=activation_bytes(config),
     )
-
-
-def _is_split(key: str, value: object) -> bool:
-    return key.endswith("_parallelism") and isinstance(value, int) and value > 1
 
 
 def project(cell: PublishedResult, share: Share, speed: Measured) -> Projected:

@@ -21,7 +21,7 @@ from typing import Any
 from encore.lab.scaling.curves import Option
 from encore.results.report.figures import WIDTH, Figure
 from encore.results.report.svg_plot import SERIES, Panel
-from encore.results.table import Table
+from encore.results.table import Table, grouped
 
 STATES = 400_000  # states of single GPUs that the search looks at before it stops and reports that it did
 _MOST_RUNS = 100  # number of runs above which the list schedule is used without a search
@@ -153,9 +153,8 @@ def _list_schedule(jobs: Sequence[Job], gpus: int) -> list[_Choice]:
     # or the widest.
     candidates = []
     slowest_of_all = max(min(option.minutes for option in job.options) for job in jobs)
-    for deadline in sorted({option.minutes for job in jobs for option in job.options}):
-        if deadline < slowest_of_all:
-            continue
+    deadlines = {option.minutes for job in jobs for option in job.options if option.minutes >= slowest_of_all}
+    for deadline in sorted(deadlines):
         runs: list[_Choice] = []
         for number, job in enumerate(jobs):
             meeting = [option for option in job.options if option.minutes <= deadline]
@@ -281,9 +280,8 @@ def _source(option: Option) -> str:
 
 def schedule_table(schedule: Schedule) -> Table:
     """Return the runs by start; simultaneous runs with the same benchmark and GPU count share a row."""
-    together: dict[tuple[str, Option, float], list[Placement]] = {}
-    for placement in sorted(schedule.placements, key=lambda placement: (placement.start, placement.on_gpus)):
-        together.setdefault((placement.benchmark, placement.option, placement.start), []).append(placement)
+    by_start = sorted(schedule.placements, key=lambda placement: (placement.start, placement.on_gpus))
+    together = grouped(by_start, lambda placement: (placement.benchmark, placement.option, placement.start))
     return Table(
         title="Shortest total time",
         columns=("benchmark", "runs", "GPUs each", "on GPUs", "start", "end", "minutes", "minutes are"),
@@ -351,13 +349,9 @@ def sentences(jobs: Sequence[Job], schedule: Schedule, steady: SteadyState) -> I
 
 def _ranges(numbers: Sequence[int]) -> str:
     # ``0-3, 6``.
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ", ".join(f"{low}-{high}" if low < high else str(low) for low, high in parts)
+    parts = grouped(enumerate(numbers), lambda pair: pair[1] - pair[0]).values()
+    ends = ((part[0][1], part[-1][1]) for part in parts)
+    return ", ".join(f"{low}-{high}" if low < high else str(low) for low, high in ends)
 
 
 def gantt(schedule: Schedule, table: Table) -> Figure:
@@ -370,9 +364,7 @@ def gantt(schedule: Schedule, table: Table) -> Figure:
     for placement in schedule.placements:
         style = f"phase s{names.index(placement.benchmark) % SERIES + 1}"
         for gpu in placement.on_gpus:
-            panel.bar(
-                (placement.start, placement.start + placement.option.minutes), panel.top + row * gpu + 1, row - 2, style
-            )
+            panel.bar((placement.start, placement.end), panel.top + row * gpu + 1, row - 2, style)
     for number, name in enumerate(names, 1):
         panel.name(number, name)
     title = "Who has which GPU when"

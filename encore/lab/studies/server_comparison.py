@@ -16,11 +16,11 @@ from typing import Any
 
 from encore.errors import EncoreError
 from encore.lab.scaling.cost_model import fit_strong_scaling, strong_scaling_point
-from encore.lab.scaling.overlap import allreduce_table
 from encore.lab.scaling.printed_tables import DELL
 from encore.lab.studies import roofline
 from encore.lab.studies.topology import (
     Machine,
+    allreduce_table,
     collectives_table,
     load_machine,
     matrix,

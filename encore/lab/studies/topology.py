@@ -23,7 +23,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from encore import environment, files, launchers
+from encore import catalogue, environment, files, launchers
 from encore.containers import renderers
 from encore.errors import EncoreError, ExitCode
 from encore.job import Job
@@ -34,10 +34,12 @@ from encore.machine.node import Node
 from encore.results.report.figures import Figure, over_gpus
 from encore.results.report.svg_plot import escape_text
 from encore.results.table import Cell, Table, grouped
+from encore.run.published_speed import measured as measured_speed
 
 FILE = "machine.json"
 NCCL_TESTS = {"all-reduce": "all_reduce_perf", "all-to-all": "alltoall_perf"}
 _SECONDS = 600
+_GRADIENT_BYTES = 2  # Per element: fp16, as in the v0.7 submissions
 _ROW = re.compile(r"\s*(\d+)\s+\d+\s+\w+\s+\S+\s+-?\d+\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)")
 
 
@@ -167,6 +169,24 @@ def collectives_table(machine: Machine) -> Table:
         formats={"microseconds": ".1f", "GB/s": ".3f"},
         rows=(*measured, *by_tool),
         note="GB/s: bus bandwidth, as nccl-tests counts it, which does not depend on the number of ranks.",
+    )
+
+
+def allreduce_table(ranks: int, bus_bandwidth: float) -> Table:
+    """Return the all-reduce time over a machine's ``ranks`` at a measured bus bandwidth in bytes per second.
+
+    nccl-tests (doc/PERFORMANCE.md) counts 2(n-1)/n of the bytes for all algorithms.
+    """
+    steps = {name: measured_speed(name).step for name in catalogue.benchmarks()}
+    sizes = {name: step.parameters * _GRADIENT_BYTES for name, step in steps.items() if step is not None}
+    seconds_per_byte = 2 * (ranks - 1) / ranks / bus_bandwidth
+    return Table(
+        title="Gradient all-reduce per step on this machine",
+        columns=("benchmark", "MB in fp16", "ms"),
+        formats={"MB in fp16": ".0f", "ms": ".2f"},
+        rows=tuple((name, size / 1e6, size * seconds_per_byte * 1e3) for name, size in sizes.items()),
+        note=f"At {bus_bandwidth / 1e9:.3g} GB/s, the bus bandwidth of the largest measured all-reduce. "
+        "A longer backward pass hides all but the last bucket.",
     )
 
 
