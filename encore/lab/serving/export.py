@@ -79,18 +79,14 @@ class Model:
 
 def read(folder: Path) -> tuple[Model, ...]:
     """Return the models in ``folder``; EncoreError if it is not an export or is damaged."""
-    document = read_document(folder)
+    document = _validate(ExportDocument, folder)
     for part in document.parts:
         if not PART.fullmatch(part):
             raise EncoreError(f"{folder / PASSPORT} has a part {part!r}", expected="a folder name", hint=AGAIN)
-    models = [Model(folder / part, _validate(Export, folder / part)) for part in document.parts or ("",)]
+    models = tuple(Model(folder / part, _validate(Export, folder / part)) for part in document.parts or ("",))
     for model in models:
         _check(model.folder, model.export)
-    return tuple(models)
-
-
-def read_document(folder: Path) -> ExportDocument:
-    return _validate(ExportDocument, folder)
+    return models
 
 
 def _validate(kind: type[R], folder: Path) -> R:
@@ -131,10 +127,10 @@ def _example(folder: Path, export: Export) -> dict[str, np.ndarray]:
         if tensor.name not in arrays:
             raise EncoreError(f"{path} lacks {tensor.name}", expected="all inputs and outputs", hint=AGAIN)
         array = arrays[tensor.name]
-        sizes = [
-            size if dimension == -1 else dimension for dimension, size in zip(tensor.shape, array.shape, strict=False)
-        ]
-        if len(array.shape) != len(tensor.shape) or list(array.shape) != sizes or array.dtype != TYPES[tensor.type]:
+        has_shape = len(array.shape) == len(tensor.shape) and all(
+            expected in (-1, size) for expected, size in zip(tensor.shape, array.shape, strict=True)
+        )
+        if not has_shape or array.dtype != TYPES[tensor.type]:
             raise EncoreError(
                 f"{path}: {tensor.name} is {array.dtype} {list(array.shape)}",
                 expected=f"{TYPES[tensor.type]} {list(tensor.shape)}",
@@ -162,7 +158,7 @@ def plan(source: Path, run_path: Path, data: Path | None) -> Evaluation:
     """Return an export's evaluation from its run; EncoreError if the run does not match or data are missing."""
     run = run_folder.open_run(run_path)
     passport = run.metadata()
-    document = read_document(source)
+    document = _validate(ExportDocument, source)
     if document.run.id != passport["sha256"]:
         raise EncoreError(
             f"{source} is not from {run_path}",

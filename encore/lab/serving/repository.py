@@ -63,9 +63,10 @@ def config_text(
     export: Export, backend: Backend, settings: Settings, samples: Mapping[str, np.ndarray] | None = None
 ) -> str:
     """Return config.pbtxt; ``samples`` are inputs to warm up with."""
-    arguments = {"export": export, "backend": backend, "settings": settings, "samples": samples}
-    template = _TEMPLATES.get_template("config.pbtxt.j2")
-    return template.render(arguments, batch=largest_batch(export, settings), warm_up_file=warm_up_file)
+    return _TEMPLATES.get_template("config.pbtxt.j2").render(
+        export=export, backend=backend, settings=settings, samples=samples, batch=largest_batch(export, settings),
+        warm_up_file=warm_up_file,
+    )  # fmt: skip
 
 
 def warm_up_file(number: int) -> str:
@@ -97,10 +98,9 @@ def plan(model: Model, folder: Path) -> Repository:
         raise EncoreError(f"{folder} is not a directory", hint="-o FOLDER, a new one or an earlier repository")
     name, file = model.export.name, model.export.model
     versions = folder / "model_repository" / name
-    numbers = sorted(int(path.name) for path in versions.glob("*") if path.name.isdigit())
-    if numbers and _is_same(model.folder / file, versions / str(numbers[-1]) / file):
-        return Repository(folder, name, numbers[-1])
-    return Repository(folder, name, (numbers[-1] if numbers else 0) + 1)
+    last = max((int(path.name) for path in versions.glob("*") if path.name.isdigit()), default=0)
+    is_in_last = _is_same(model.folder / file, versions / str(last) / file)
+    return Repository(folder, name, last if is_in_last else last + 1)
 
 
 def client_folder(source: Path, model: Model, folder: Path) -> Path:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,11 +63,10 @@ class Deployment:
 
 def release_for(export: Export) -> Server:
     """Return the image's release that serves the export's format; EncoreError if none does."""
-    servers = images.catalogue().server
-    for release in servers:
-        if export.format in release.backends:
-            return release
-    raise names.unknown("format", export.format, {name for release in servers for name in release.backends})
+    releases = {name: release for release in reversed(images.catalogue().server) for name in release.backends}
+    if export.format not in releases:
+        raise names.unknown("format", export.format, releases)
+    return releases[export.format]
 
 
 def in_container(
@@ -126,7 +125,25 @@ def on_host(
     model = inspect_python(programs[-1])
     wheel = find_wheel(model if is_portable else inspect_python(programs[0]), model)
     files = (*(wheel / BACKEND).iterdir(), wheel / STUBS / model.version / STUB)
-    command = wheel_command(wheel, model, repository, options, os.environ)
+    libraries = (model.library, str(wheel.parent / LIBRARIES), os.environ.get("LD_LIBRARY_PATH", ""))
+    # The Python backend starts its stub by `bash -c` without quoting paths: relative paths avoid spaces in user paths.
+    # The stub finds its standard library through the first `python3` on PATH.
+    command = Command(
+        argv=(
+            str(wheel / SERVER),
+            f"--model-repository={repository.models.relative_to(repository.folder)}",
+            "--backend-directory=backends",
+            *options,
+        ),
+        environment={
+            **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
+            "PATH": os.pathsep.join([str(model.program.parent), os.environ.get("PATH", os.defpath)]),
+            "PYTHONPATH": os.pathsep.join(model.packages),
+            "PYTHONNOUSERSITE": "1",
+            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
+        },
+        working_directory=repository.folder.absolute(),
+    )
     return Deployment(runtime="host", backend=backend, command=command, backend_files=files)
 
 
@@ -157,11 +174,10 @@ class Python:
 
 def inspect_python(program: Path) -> Python:
     try:
-        done = subprocess.run([str(program), "-c", ASK], capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise EncoreError(f"{program} does not run: {error}", hint="--python FILE: a Python") from error
-    if done.returncode != 0:
-        raise EncoreError(f"{program} does not run: {done.stderr.strip()[-200:]}", hint="--python FILE: a Python")
+        done = subprocess.run([str(program), "-c", ASK], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = str(getattr(error, "stderr", None) or error).strip()[-200:]
+        raise EncoreError(f"{program} does not run: {reason}", hint="--python FILE: a Python") from error
     answer = json.loads(done.stdout)
     return Python(program, answer["version"], tuple(answer["packages"]), answer["wheel"], answer["library"])
 
@@ -193,31 +209,6 @@ def find_wheel(server: Python, runs_model: Python) -> Path:
             hint=f"apt-get install libpython{version} python{version}-venv (Debian, Ubuntu), or --runtime docker",
         )
     return wheel
-
-
-def wheel_command(
-    wheel: Path, runs_model: Python, repository: Repository, options: tuple[str, ...], caller: Mapping[str, str]
-) -> Command:
-    """Return the server as a host command; `link_backend` creates the files that it needs next to the repository."""
-    libraries = (runs_model.library, str(wheel.parent / LIBRARIES), caller.get("LD_LIBRARY_PATH", ""))
-    # The Python backend starts its stub by `bash -c` without quoting paths: relative paths avoid spaces in user paths.
-    # The stub finds its standard library through the first `python3` on PATH.
-    return Command(
-        argv=(
-            str(wheel / SERVER),
-            f"--model-repository={repository.models.relative_to(repository.folder)}",
-            "--backend-directory=backends",
-            *options,
-        ),
-        environment={
-            **{name: caller[name] for name in PASSED_ON if name in caller},
-            "PATH": os.pathsep.join([str(runs_model.program.parent), caller.get("PATH", os.defpath)]),
-            "PYTHONPATH": os.pathsep.join(runs_model.packages),
-            "PYTHONNOUSERSITE": "1",
-            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
-        },
-        working_directory=repository.folder.absolute(),
-    )
 
 
 def link_backend(deployment: Deployment, repository: Repository) -> None:
@@ -300,14 +291,12 @@ def explain(log: Path, status: str) -> EncoreError:
     text = log.read_text(encoding="utf-8", errors="replace")
     reasons = re.findall(r"^(?:E\d.*\] |error: )\"?(.+?)\"?$", text, re.MULTILINE)
     reasons = STUB_FAILED.findall(text)[:1] or [reason for reason in reasons if reason != WITHOUT_GPU]
-    last = reasons[-1] if reasons else ""
     loading = re.findall(r"failed to load '[^']*' version \d+: (.+?)(?:\\n|\"?$)", text, re.MULTILINE)
-    message = (loading or [last or " ".join(text.split()[-20:])])[-1]
+    message = (loading or reasons or [" ".join(text.split()[-20:])])[-1]
     for pattern, meaning, hint in SYMPTOMS:
         if re.search(pattern, text):
-            return EncoreError(
-                f"{status}: {meaning}: {message}", hint=f"{hint}; output in {log}", exit_code=ExitCode.FAILED
-            )
+            problem = f"{status}: {meaning}: {message}"
+            return EncoreError(problem, hint=f"{hint}; output in {log}", exit_code=ExitCode.FAILED)
     return EncoreError(f"{status}: {message}", hint=f"read {log}", exit_code=ExitCode.FAILED)
 
 
@@ -347,14 +336,14 @@ def measure(
 
     All combinations of batch size and client count are measured; ``folder`` has the example input.
     """
-    argv = [str(python), "-m", f"benchmarks.common.{SERVED.name}.measure", "--protocol", "grpc"]
-    argv += ["--url", f"127.0.0.1:{ports.grpc}", "--folder", str(folder.absolute())]
-    argv += ["--batches", ",".join(map(str, batches)), "--clients", ",".join(map(str, clients))]
-    argv += ["--requests", str(requests)]
+    options = {
+        "protocol": "grpc", "url": f"127.0.0.1:{ports.grpc}", "folder": str(folder.absolute()),
+        "batches": ",".join(map(str, batches)), "clients": ",".join(map(str, clients)), "requests": str(requests),
+    }  # fmt: skip
     if model.export.format == PORTABLE:
-        argv += ["--model", str((model.folder / model.export.model).absolute())]
-    measurements: list[dict[str, Any]] = _json(argv)
-    return measurements
+        options["model"] = str((model.folder / model.export.model).absolute())
+    arguments = (word for name, value in options.items() for word in (f"--{name}", value))
+    return list(_json([str(python), "-m", f"benchmarks.common.{SERVED.name}.measure", *arguments]))
 
 
 def _json(argv: Sequence[str]) -> Any:

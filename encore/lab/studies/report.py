@@ -106,24 +106,19 @@ def _compare_printed(
         return "", [], []
     label, measured = quantity.replace("_", " "), [figure for figure in printed_figures if figure.measurement]
     title = f"The study's printed figures: {label}"
+    rows = tuple(figure.row for figure in measured)
     absent = tuple(figure.row[:_FIGURE_COLUMNS] for figure in printed_figures if not figure.measurement)
-    without = (
-        [Table(title=f"{title}, not measured here", columns=_PUBLISHED[:_FIGURE_COLUMNS], rows=absent)]
-        if absent
-        else []
-    )
-    if not measured:
-        return (
-            f" None of the {len(printed_figures)} printed figures ({label}) is for a measured point.",
-            [],
-            without,
-        )
-    tables = [Table(title=title, columns=_PUBLISHED, rows=tuple(figure.row for figure in measured))]
+    tables = [Table(title=title, columns=_PUBLISHED, rows=rows)] if rows else []
+    columns = _PUBLISHED[:_FIGURE_COLUMNS]
+    without = [Table(title=f"{title}, not measured here", columns=columns, rows=absent)] if absent else []
     summary = f" Of {len(printed_figures)} printed figures ({label}) {len(measured)} are for measured points"
-    if not any(figure.has_interval for figure in measured):
-        return f"{summary}, in single measurements without an interval.", tables, without
-    beyond = sum(figure.is_beyond for figure in measured)
-    return f"{summary}; {beyond} are outside the measured interval.", tables, without
+    if not measured:
+        summary = f" None of the {len(printed_figures)} printed figures ({label}) is for a measured point"
+    elif any(figure.has_interval for figure in measured):
+        summary += f"; {sum(figure.is_beyond for figure in measured)} are outside the measured interval"
+    else:
+        summary += ", in single measurements without an interval"
+    return f"{summary}.", tables, without
 
 
 # -- questions ----------------------------------------------------------------------------------------------------
@@ -170,15 +165,12 @@ def _plots(
     """
     lines = grouped(points, lambda point: _name(point[0], question.series))
     plottable = {name: line for name, line in lines.items() if len(line) > 1}
-    parted = (
-        {"": list(plottable)} if len(plottable) <= SERIES else grouped(plottable, lambda name: name.partition(", ")[2])
-    )
+    has_colours = len(plottable) <= SERIES
+    parted = grouped(plottable, lambda name: "" if has_colours else name.partition(", ")[2])
     figures = []
     for number, (rest, names) in enumerate(parted.items(), 1):
         selected = {name: plottable[name] for name in names[:SERIES]}
         counts = [x for line in selected.values() for _, x, *_ in line]
-        if not counts:
-            continue
         spans = {
             name: [(x, low, high) for _, x, _, low, high in line if low is not None and high is not None]
             for name, line in selected.items()
@@ -284,13 +276,9 @@ def _network_size(study: Study, question: Question, results: Sequence[Result], k
     table = Table(title=title, columns=columns, rows=tuple(rows), note=_epoch_note(study))
     sentence = ""
     if rows:
-        times = [row[-4] for row in rows]
-        fast, slow = rows[times.index(min(times))], rows[times.index(max(times))]
-        order = (
-            "more weights, more time"
-            if times == sorted(times)
-            else "the order of times differs from the order of weights"
-        )
+        by_time = sorted(rows, key=lambda row: float(row[-4]))
+        fast, slow = by_time[0], max(rows, key=lambda row: float(row[-4]))
+        order = "more weights, more time" if by_time == rows else "the order of times differs from the order of weights"
         sentence = (
             f"The epoch of {slow[0]} ({slow[2]:,} weights, {slow[1]} layers) takes {slow[-4] / fast[-4]:.1f} times as"
             f" long as that of {fast[0]} ({fast[2]:,} weights, {fast[1]} layers): {order}."

@@ -217,10 +217,8 @@ def batch_settings(
     if strong == system.keep_global_batch and (strong or not has_other_split):
         return ()
     scaled = configuration.scaled(system, submitted, point_ranks, rates, keeps_batch=strong)
-    names = [name for name in ("batch_size", *rates) if name in system.config]
-    values: dict[str, Any] = {name: system.config[name] for name in names}
-    values.update({name: value.value for name, value in scaled.items()})
-    return _as_settings(values)
+    values = {name: system.config[name] for name in ("batch_size", *rates) if name in system.config}
+    return _as_settings({**values, **{name: value.value for name, value in scaled.items()}})
 
 
 def _as_settings(values: Mapping[str, Any]) -> tuple[str, ...]:

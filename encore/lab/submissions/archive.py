@@ -190,8 +190,6 @@ def _copy_log(source: Path, target: Path) -> None:
 def _copy_runs(sides: Sequence[RunSet], benchmark: str, target: Path) -> None:
     # Copy the run records and the benchmark code of this checkout; run.json records later changes
     of_runs = [run for run in sides if run.passport]
-    if not of_runs:
-        return
     for number, run in enumerate(of_runs):
         destination = target / f"run_{number}"
         destination.mkdir(parents=True)
@@ -201,7 +199,7 @@ def _copy_runs(sides: Sequence[RunSet], benchmark: str, target: Path) -> None:
                 shutil.copyfile(source, destination / name)
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
     for source in (paths.benchmark_folder(benchmark), paths.BENCHMARKS / "common"):
-        if source.is_dir():
+        if of_runs and source.is_dir():
             shutil.copytree(source, target / "code" / source.name, ignore=ignored)
 
 
@@ -281,12 +279,11 @@ def _finding(problem: str, expected: str, hint: str, severity: Severity = "error
 
 def _detect_ruleset(sets: list[Path]) -> tuple[str | None, str]:
     # Most common ruleset of the first logs of the sets
-    firsts = (next(iter(sorted(result_set.glob("result*.txt"))), None) for result_set in sets)
-    rounds = Counter(run.round for file in firsts if file and (run := read_run(file)).round)
-    if not rounds:
-        return None, "the round is not in any log of the tree"
-    round_ = rounds.most_common(1)[0][0] or ""
-    return f"{round_.removeprefix('v')}.0", "from the logs"
+    firsts = [file for result_set in sets for file in sorted(result_set.glob("result*.txt"))[:1]]
+    rounds = Counter(round_ for file in firsts if (round_ := read_run(file).round))
+    for round_, _ in rounds.most_common(1):
+        return f"{round_.removeprefix('v')}.0", "from the logs"
+    return None, "the round is not in any log of the tree"
 
 
 def _check_systems(folder: Path, sets: list[Path]) -> Iterator[Finding]:
@@ -298,8 +295,8 @@ def _check_systems(folder: Path, sets: list[Path]) -> Iterator[Finding]:
                 f"systems/{system}.json: {reason}", expected, "describe the system; see mlcommons/submissions"
             )
         elif description.get("division") not in ("closed", "open"):
-            division = str(description.get("division"))[:40]
-            yield _finding(f"systems/{system}.json: division {division!r}", expected, "write closed or open")
+            problem = f"systems/{system}.json: division {str(description.get('division'))[:40]!r}"
+            yield _finding(problem, expected, "write closed or open")
 
 
 def _check_code(folder: Path, sets: list[Path]) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ hashes, scores and consistency.
 
 import hashlib
 import io
+import itertools
 import json
 import re
 import shutil
@@ -220,34 +221,26 @@ _KEY_TYPES = ("ssh-", "ecdsa-sha2-", "sk-ssh-", "sk-ecdsa-sha2-")
 
 def _check_signers(signers: Path) -> None:
     # ssh-keygen reports lines in other formats as signatures that are not valid
-    try:
-        lines = signers.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unsupported_signers(f"{signers} is not a text file: {error}") from error
+    lines = signers.read_text("utf-8", "replace").splitlines()
     entries = [(number, line.split()) for number, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
-    if not entries:
-        raise _unsupported_signers(f"{signers} has no key")
-    for number, fields in entries:
-        location = f"{signers}, line {number}"
-        if fields[0].startswith(_KEY_TYPES):
-            raise _unsupported_signers(f"{location}: a public key without a signer name")
-        if not any(word.startswith(_KEY_TYPES) for word in fields[1:]):
-            raise _unsupported_signers(f"{location}: {fields[0][:40]!r} is not followed by an SSH public key")
-
-
-def _unsupported_signers(problem: str) -> EncoreError:
-    return EncoreError(
-        problem,
-        expected="lines of NAME and SSH public key, such as NAME ssh-ed25519 AAAA...",
-        hint='for example: echo "NAME $(cat KEY.pub)" > allowed_signers; PEM, PGP and private keys are not supported',
-    )
+    problem = "" if entries else f"{signers} has no key"
+    for number, (name, *words) in reversed(entries):  # The first problem is reported
+        if name.startswith(_KEY_TYPES):
+            problem = f"{signers}, line {number}: a public key without a signer name"
+        elif not any(word.startswith(_KEY_TYPES) for word in words):
+            problem = f"{signers}, line {number}: {name[:40]!r} is not followed by an SSH public key"
+    if problem:
+        raise EncoreError(
+            problem,
+            expected="lines of NAME and SSH public key, such as NAME ssh-ed25519 AAAA...",
+            hint='such as echo "NAME $(cat KEY.pub)" > allowed_signers; PEM, PGP and private keys are not supported',
+        )
 
 
 # Values of the wrong type in a bundle file are findings, not program errors.
 def _contradictions(folder: Path) -> Iterator[Finding]:
     try:
-        for contradiction in consistency.contradictions(folder):
-            yield _finding(*contradiction)
+        yield from itertools.starmap(_finding, consistency.contradictions(folder))
     except (EncoreError, OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         yield _finding("the files do not form a run folder", "files written by encore run", repr(error))
 
@@ -256,13 +249,8 @@ def _contradictions(folder: Path) -> Iterator[Finding]:
 def _scores(root: Path, claims: Sequence[Any]) -> list[Score]:
     scored = score_folder(root) if root.exists() else []
     rounds = {str(claim.get("round")) for claim in claims}
-    if (
-        len(rounds) == 1
-        and rounds < set(ROUNDS)
-        and any(score.round_is_guess or score.round is None for score in scored)
-    ):
-        return score_folder(root, rounds.pop())
-    return scored
+    is_guess = any(score.round_is_guess or score.round is None for score in scored)
+    return score_folder(root, rounds.pop()) if is_guess and len(rounds) == 1 and rounds < set(ROUNDS) else scored
 
 
 # Extract an archive below ``folder``, and yield findings for links, other paths and duplicate names.
@@ -307,9 +295,8 @@ def _signer(folder: Path, signers: Path | None, identity: str | None) -> tuple[s
     text, signature = (folder / MANIFEST).read_bytes(), folder / SIGNATURE
     if not signature.exists():
         hint = "request a signed bundle: encore archive RUN -o FILE --bundle --key KEY"
-        if signers is None:
-            return "", [_finding("the bundle is not signed", "a signature", "none", hint, "warning")]
-        return "", [_finding("the bundle is not signed", f"a signature by a key of {signers}", "none", hint)]
+        expected, severity = (f"a signature by a key of {signers}", "error") if signers else ("a signature", "warning")
+        return "", [_finding("the bundle is not signed", expected, "none", hint, severity)]
     options = ["-s", str(signature)]
     try:
         if signers is None:

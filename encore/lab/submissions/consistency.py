@@ -166,31 +166,19 @@ def _check_metrics(
     ends = [record for record in records if record.get("kind") == "end"]
     # Minigo runs evaluation games after run_stop
     latest = math.inf if log.benchmark in OFF_THE_CLOCK else stop + _CLOCKS
-    if not ends or not _has_time(ends[-1]) or not stop - _CLOCKS <= ends[-1]["time"] <= latest:
-        yield (
-            f"{experiment.name}/metrics.jsonl, end",
-            f"{stop:.0f} (the log)",
-            str(ends[-1].get("time") if ends else "none"),
-        )
+    name, end = f"{experiment.name}/metrics.jsonl", ends[-1] if ends else {}
+    if not _has_time(end) or not stop - _CLOCKS <= end["time"] <= latest:
+        yield f"{name}, end", f"{stop:.0f} (the log)", str(end.get("time", "none"))
     begins = [record["time"] for record in records if record.get("kind") == "start" and record.get("resumed_step") == 0]
     if not begins or abs(begins[-1] - start) > 6 * _CLOCKS:
-        yield (
-            f"{experiment.name}/metrics.jsonl, start",
-            f"{start:.0f} (the log)",
-            str(begins[-1] if begins else "none"),
-        )
+        yield f"{name}, start", f"{start:.0f} (the log)", str(begins[-1] if begins else "none")
     evaluated = [record.get("qualities", {}) for record in records if record.get("kind") == "eval"]
     qualities = sorted(float(value) for record in evaluated for value in record.values())
     logged = sorted(value for quality in log.quality for value in quality.values.values())
     if len(qualities) != len(logged) or not all(map(_is_close, qualities, logged)):
-        yield f"{experiment.name}/metrics.jsonl, qualities", f"{logged[-3:]} (the log)", f"{qualities[-3:]}"
-    reached = bool(ends) and ends[-1].get("outcome") == "reached"
-    if reached != log.converged:
-        yield (
-            f"{experiment.name}/metrics.jsonl, outcome",
-            f"{'reached' if log.converged else 'not reached'} (the log)",
-            "another",
-        )
+        yield f"{name}, qualities", f"{logged[-3:]} (the log)", f"{qualities[-3:]}"
+    if (end.get("outcome") == "reached") != log.converged:
+        yield f"{name}, outcome", f"{'reached' if log.converged else 'not reached'} (the log)", "another"
 
 
 def _check_evaluations(

@@ -178,19 +178,18 @@ def _similar_names(trees: Sequence[_Tree]) -> Iterator[Collision]:
 
 # Smallest merge unit: a set, a system's code, or a file.
 def _unit(path: PurePosixPath) -> PurePosixPath:
-    depth = {"results": _SET_DEPTH, "benchmarks": _CODE_DEPTH}.get(path.parts[1], len(path.parts))
+    depth = {"results": _SET_DEPTH, "benchmarks": _CODE_DEPTH}.get(path.parts[1])
     return PurePosixPath(*path.parts[:depth])
 
 
 # Files that differ between the trees with this unit; sets must be complete in all trees.
 def _differing_files(of: Sequence[_Files], *, is_set: bool) -> list[PurePosixPath]:
-    differing = []
-    for path in sorted({path for files in of for path in files}):
-        first, *rest = (files[path] for files in of if path in files)
-        lacking = is_set and len(rest) + 1 < len(of)
-        if lacking or not all(filecmp.cmp(first, other, shallow=False) for other in rest):
-            differing.append(path)
-    return differing
+    sources = {path: [files[path] for files in of if path in files] for path in sorted(set().union(*of))}
+    return [
+        path
+        for path, (first, *rest) in sources.items()
+        if (is_set and len(rest) + 1 < len(of)) or not all(filecmp.cmp(first, other, shallow=False) for other in rest)
+    ]
 
 
 # Either two systems with the same name, or a system whose results are in a separate tree.

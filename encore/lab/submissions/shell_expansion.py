@@ -175,8 +175,7 @@ class Expander:
 
     def expand_words(self, raw: str, line: int) -> list[Value]:
         """Return the words that ``raw`` expands to; unquoted parts are split at spaces."""
-        array = _WHOLE_ARRAY.fullmatch(raw)
-        if array and array[1] in self._state.variables:
+        if (array := _WHOLE_ARRAY.fullmatch(raw)) and array[1] in self._state.variables:
             return list(self._state.variables[array[1]].values)
         parts: list[Value | None] = []
         for value, quoted in self._pieces(raw, line, 0):
@@ -303,8 +302,7 @@ class Expander:
     def _modify(self, name: str, values: tuple[Value, ...] | None, rest: str, line: int, depth: int) -> Value:
         # ``${NAME<rest>}``: a default, an alternative, or a value with a pattern removed
         value = values[0] if values else None
-        default = re.match(r"(:?)([-=+?])", rest)
-        if default:
+        if default := re.match(r"(:?)([-=+?])", rest):
             word = rest[default.end() :]
             is_set = value is not None and bool(value.text or not default[1] or not value.is_known)
             if default[2] == "+":
@@ -349,13 +347,9 @@ def _remove_pattern(text: str, how: str) -> str:
 
 def calculate(text: str) -> int:
     """Evaluate a shell arithmetic expression to an integer; division rounds towards zero."""
-    plain = text.strip()
-    if not _NUMBERS.match(plain) or re.search(rf"\d{{{_MOST_DIGITS + 1}}}", plain):
+    plain = text.strip() or "0"
+    if len(plain) > 256 or not _NUMBERS.match(plain) or re.search(rf"\d{{{_MOST_DIGITS + 1}}}", plain):
         raise UnsupportedSyntaxError("this form of expression is not supported")
-    if not plain:
-        return 0
-    if len(plain) > 256:
-        raise UnsupportedSyntaxError("the expression is too long")
     without_zeros = re.sub(r"\b0+(?=\d)", "", plain)
     try:
         result = int(evaluate(without_zeros, str, {}, _ROUNDING_TOWARDS_ZERO))

@@ -266,8 +266,7 @@ class _Interpreter:
             if arguments and token.joined and arguments[-1].text.isdigit():
                 arguments.pop()  # redirected file descriptor
             self._at += 1 if token.text == "(" else 2
-        if self._at == start:
-            self._at += 1
+        self._at += self._at == start
         if not active or not arguments:
             return True if active else None
         if arguments[0].text == "[":
@@ -322,8 +321,7 @@ class _Interpreter:
     def _execute(self, tokens: list[Token]) -> bool | None:
         count = next((n for n, word in enumerate(tokens) if not _ASSIGNMENT.match(word.text)), len(tokens))
         if count == len(tokens):
-            for word in tokens:
-                self._assign(word)
+            self._declare("", tokens)
             return True
         program_word, rest = tokens[count], tokens[count + 1 :]
         match program_word.text:
@@ -361,12 +359,12 @@ class _Interpreter:
         path = target.text.removeprefix("./").removeprefix("/")
         if not target.is_known or not self._reader.is_file(target.text):
             self._note(line, f"sources {target.text or 'a file'}, which is not in the folder")
-            return False
-        if self._depth >= MOST_SOURCED:
+        elif self._depth >= MOST_SOURCED:
             self._note(line, f"sources {path} at a depth of {MOST_SOURCED}; skipped")
-            return False
-        self._reader.source(path, self._depth + 1)
-        return True
+        else:
+            self._reader.source(path, self._depth + 1)
+            return True
+        return False
 
     def _declare(self, how: str, tokens: list[Token]) -> None:
         exports = how == "export" or any(re.fullmatch(r"-\w*x\w*", word.text) for word in tokens)
