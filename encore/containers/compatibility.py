@@ -160,11 +160,10 @@ def check_gpus(release: Release, gpus: tuple[Gpu, ...], benchmark: Benchmark) ->
     for gpu in kinds.values():
         fits = check_architecture(release, gpu)
         if fits.level == "FAIL":
-            last = release.architectures[-1]
-            message = f"{fits.found}: {release.framework} images end at {last}"
-            if version(gpu.compute_capability or "") < version(release.compute_capability):
-                message = fits.found
-            fits = Check("FAIL", fits.name, message, alternatives(benchmark, images.catalogue().release, gpu))
+            is_old = version(gpu.compute_capability or "") < version(release.compute_capability)
+            newest = "" if is_old else f": {release.framework} images end at {release.architectures[-1]}"
+            others = alternatives(benchmark, images.catalogue().release, gpu)
+            fits = Check("FAIL", fits.name, f"{fits.found}{newest}", others)
         checks += [fits, check_driver(release, gpu)]
     return checks
 

@@ -3,7 +3,6 @@
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -159,8 +158,7 @@ def read_lock(lock: Path = LOCK) -> dict[str, LockedDigest]:
     if not lock.exists():
         return {}
     try:
-        content: Any = json.loads(lock.read_text(encoding="utf-8"))
-        entries = content["images"].items()
+        entries = json.loads(lock.read_text(encoding="utf-8"))["images"].items()
         return {name: LockedDigest(digest=entry["digest"], recorded=entry["recorded"]) for name, entry in entries}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EncoreError(

@@ -226,6 +226,8 @@ def _pod(job: Job, container: Container, pods: Pods, files: Files, labels: Mappi
     if limits:
         node["resources"] = {"limits": limits}
     shared = {"name": "shm", "emptyDir": {"medium": "Memory", **size}}
+    term = {"labelSelector": {"matchLabels": dict(labels)}, "topologyKey": "kubernetes.io/hostname"}
+    apart = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
     host = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if settings.host_network else {}
     return {
         "automountServiceAccountToken": False,
@@ -235,7 +237,7 @@ def _pod(job: Job, container: Container, pods: Pods, files: Files, labels: Mappi
         **({"subdomain": name} if pods.kind == "job" and pods.nodes > 1 else {}),
         **host,
         **({"hostIPC": True} if settings.host_ipc else {}),
-        **({"affinity": _anti_affinity(labels)} if pods.nodes > 1 else {}),
+        **({"affinity": {"podAntiAffinity": apart}} if pods.nodes > 1 else {}),
         "securityContext": {
             "runAsUser": container.user,
             "runAsGroup": container.group,
@@ -252,11 +254,6 @@ def _pod(job: Job, container: Container, pods: Pods, files: Files, labels: Mappi
             *([shared] if memory else []),
         ],
     }
-
-
-def _anti_affinity(labels: Mapping[str, str]) -> Manifest:
-    term = {"labelSelector": {"matchLabels": dict(labels)}, "topologyKey": "kubernetes.io/hostname"}
-    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
 class Volumes:

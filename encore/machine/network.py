@@ -98,19 +98,14 @@ def read(root: Path = ROOT, with_address: frozenset[str] | None = None) -> Netwo
             if any(address.family in families and not address.address.startswith("fe80:") for address in addresses)
         }
     )
-    default = default_interface(text_of(root / "proc/net/route"))
+    routes = [line.split() for line in text_of(root / "proc/net/route").splitlines()[1:]]
+    # Interface, destination, gateway, flags, reference count, use, metric, mask.
+    defaults = [(int(row[6]), row[0]) for row in routes if len(row) > 7 and row[1] == row[7] == "00000000"]
+    default = min(defaults)[1] if defaults else None
     folders = sorted((root / "sys/class/net").glob("*"))
     interfaces = [_interface(folder, default) for folder in folders if folder.name in usable]
     ports = [_port(folder) for folder in sorted((root / "sys/class/infiniband").glob("*/ports/*"))]
     return Network(tuple(filter(None, interfaces)), tuple(filter(None, ports)))
-
-
-def default_interface(route: str) -> str | None:
-    """Return the interface of the default route with the least metric in ``/proc/net/route``."""
-    rows = [line.split() for line in route.splitlines()[1:]]
-    # Interface, destination, gateway, flags, reference count, use, metric, mask.
-    defaults = [(int(row[6]), row[0]) for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"]
-    return min(defaults)[1] if defaults else None
 
 
 def _interface(folder: Path, default: str | None) -> Interface | None:

@@ -222,9 +222,14 @@ def _progress(row: Row) -> Row:
         benchmark = catalogue.choose(RunFolder(row.run).metadata()["name"]).benchmark
         summary = evaluate.evaluate_experiment(experiment, benchmark)
         if summary.planned_epochs:
-            row = replace(row, epoch=summary.epochs, epochs=summary.planned_epochs)
-            row = replace(row, qualities=summary.qualities, targets=summary.targets)
-            row = replace(row, position=summary.position if summary.planned_epochs == 1 else "")
+            row = replace(
+                row,
+                epoch=summary.epochs,
+                epochs=summary.planned_epochs,
+                qualities=summary.qualities,
+                targets=summary.targets,
+                position=summary.position if summary.planned_epochs == 1 else "",
+            )
             if row.state == "running":
                 row = replace(row, forecast=forecast_of(experiment), slow=follow.slow_rank(experiment.folder))
     return row

@@ -202,10 +202,8 @@ def _outcome(
     lines = last_lines(text)
     symptoms = {symptom for symptom in (*DISK_FULL, *DIVERGED, UNRESUMABLE) for line in lines if symptom in line}
     if symptoms & {*DISK_FULL}:
-        folder = experiment.folder
-        return Outcome(
-            "failed", f"rank {rank} could not write: the disk is full; free some space on the file system of {folder}"
-        )
+        advice = f"free some space on the file system of {experiment.folder}"
+        return Outcome("failed", f"rank {rank} could not write: the disk is full; {advice}")
     divergence, memory = [symptom for symptom in DIVERGED if symptom in symptoms], out_of_memory(text, failure)
     reason, is_final = f"rank {rank} {failure}", True
     if divergence:

@@ -151,6 +151,8 @@ def find_conflict(submission: Submission, partition: Partition, kind: str = "") 
 
 # -- cluster.toml, from a login node ------------------------------------------------------------------------
 
+REQUEUE = "allowed: jobs resume after the time limit and after a lost node"
+REQUEUE_BY_JOB = "off by default; slurm/run.sub requests it with --requeue"
 EXAMPLE = "copy slurm/cluster.example.toml to cluster.toml and change the values that differ from the defaults"
 
 
@@ -174,7 +176,7 @@ def check_cluster(file: Path | None) -> list[Check]:
         *(_python(*python) for python in cluster.python.items()),
         _runtime(cluster),
         _interface(cluster),
-        _requeue(),
+        Check("OK", "requeue", REQUEUE if commands.setting("JobRequeue") == "1" else REQUEUE_BY_JOB),
     ]
 
 
@@ -289,9 +291,3 @@ def _interface(cluster: Cluster) -> Check:
     return Check(
         "WARN", "network", f"no interface {name} on this node, which has {', '.join(interfaces)}", "leave it out"
     )
-
-
-def _requeue() -> Check:
-    if commands.setting("JobRequeue") == "1":
-        return Check("OK", "requeue", "allowed: jobs resume after the time limit and after a lost node")
-    return Check("OK", "requeue", "off by default; slurm/run.sub requests it with --requeue")

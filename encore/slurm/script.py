@@ -173,5 +173,5 @@ def estimate(configuration: Configuration, runs: int) -> Estimate:
 def _find_published(configuration: Configuration) -> PublishedResult | None:
     system, benchmark = configuration.system, configuration.choice.benchmark.name
     key = (system.round, canonical(benchmark), system.submission.rsplit("/", 1)[-1])
-    scored = (result for result in load_published() if result.score_minutes is not None)
-    return next((result for result in scored if (result.round, result.benchmark, result.system) == key), None)
+    found = (result for result in load_published() if (result.round, result.benchmark, result.system) == key)
+    return next((result for result in found if result.score_minutes is not None), None)
