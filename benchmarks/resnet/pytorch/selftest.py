@@ -10,12 +10,11 @@ SUITE = Suite(
     two_ranks=ANOTHER_BATCH,
     resume=ROUNDED,
     real_images=real_images,
-    settings={"compile": "none", "cuda_graph": False, "kernels": "plain"},
+    settings={"compile": "none", "cuda_graph": False},
     varied={
         "precision": ROUNDED,
         "layout": ROUNDED,
         "cuda_graph": ROUNDED,
-        "kernels": ROUNDED,
         "accumulation_steps=2": ANOTHER_BATCH,
         "compile": ROUNDED,
     },
