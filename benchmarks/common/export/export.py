@@ -43,7 +43,7 @@ TYPES = {
 # Model settings for inference only
 ON_CPU = {
     "device": "cpu", "precision": "fp32", "cuda_graph": False, "kernels": "plain", "optimizer_kernel": "plain",
-    "attention": "auto", "fp8": "none", "warm_up_steps": 0,
+    "attention": "auto", "fp8": "none", "warm_up_steps": 0, "fused_relu": False,
 }  # fmt: skip
 
 Arrays = Tuple[np.ndarray, ...]

@@ -52,6 +52,7 @@ class Config:
 
     # How it is computed
     kernels: Literal["auto", "plain", "triton"] = "auto"  # auto: measured before the first step, plain on CPUs
+    fused_relu: bool = False  # bias and ReLU of the MLPs in the GEMM epilogue (cuBLASLt) on a GPU
     cuda_graph: bool = True  # on a GPU: capture a step and replay it
     warm_up_steps: int = 3  # on synthetic data, before the clock: chooses kernels, opens connections; 0 does none
 

@@ -26,17 +26,50 @@ from benchmarks.dlrm.pytorch.operators import Layout
 Wait = Callable[[], torch.Tensor]  # waits for an exchange and returns the received tensor
 
 
-def mlp(widths: Sequence[int], last_is_linear: bool) -> nn.Sequential:
+class LinearReLU(nn.Linear):
+    """Linear layer with ReLU as one GEMM with an epilogue, in the type ``kind``: (rows, in) to (rows, out)."""
+
+    kind = torch.float32
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = _LinearReLU.apply(*(tensor.to(self.kind) for tensor in (x, self.weight, self.bias)))
+        return y
+
+
+class _LinearReLU(torch.autograd.Function):
+    # PyTorch's operator lacks a backward pass.
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        fused: Any = torch._addmm_activation
+        y: torch.Tensor = fused(bias, x, weight.t())
+        ctx.save_for_backward(x, weight, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, weight, y = ctx.saved_tensors
+        gradient = torch.ops.aten.threshold_backward(gradients[0], y, 0)
+        of_x = gradient.mm(weight) if ctx.needs_input_grad[0] else None
+        return of_x, gradient.t().mm(x), gradient.sum(0)
+
+
+def mlp(widths: Sequence[int], last_is_linear: bool, fused: Optional[torch.dtype] = None) -> nn.Sequential:
     """Return linear layers with ReLU; the last layer is without ReLU if ``last_is_linear``.
+
+    ``fused``: type of layers with a fused ReLU.
 
     Weights and biases are normal with variances 2 / (in + out) and 1 / out, as in the reference implementation.
     """
     layers: List[nn.Module] = []
     for outputs, inputs in zip(widths[1:], widths):
-        linear = nn.Linear(inputs, outputs)
+        linear = nn.Linear(inputs, outputs) if fused is None else LinearReLU(inputs, outputs)
         nn.init.normal_(linear.weight, std=math.sqrt(2 / (inputs + outputs)))
         nn.init.normal_(linear.bias, std=math.sqrt(1 / outputs))
-        layers += [linear, nn.ReLU(inplace=True)]
+        if isinstance(linear, LinearReLU):
+            linear.kind = fused
+            layers.append(linear)
+        else:
+            layers += [linear, nn.ReLU(inplace=True)]
     return nn.Sequential(*layers[: -1 if last_is_linear else None])
 
 
@@ -47,8 +80,9 @@ class Network(nn.Module):
         super().__init__()
         joined = config.bottom_mlp[-1] + len(table_layout.lower) + table_layout.padding
         self._layout, self._interact = table_layout, interact
-        self.bottom = mlp((NUMBERS, *config.bottom_mlp), last_is_linear=False)
-        self.top = mlp((joined, *config.top_mlp[:-1]), last_is_linear=False)
+        fused = pytorch.DTYPES[config.precision] if config.fused_relu else None
+        self.bottom = mlp((NUMBERS, *config.bottom_mlp), last_is_linear=False, fused=fused)
+        self.top = mlp((joined, *config.top_mlp[:-1]), last_is_linear=False, fused=fused)
         # In fp32: half-precision logits would have ties, which affect the AUC.
         self.last = mlp((joined, *config.top_mlp)[-2:], last_is_linear=True)
 
@@ -178,16 +212,17 @@ class Training:
 
     def update(self, rate: torch.Tensor) -> None:
         """Tables and MLPs minus ``rate``, a tensor (), times the mean gradient of all ranks."""
+        config, tables, weights, gradients = self.config, self.tables, self.weights, self.gradients
         # The mean over all ranks' rows is the mean of the ranks' means.
         part = rate / (self.loss_scale * self.ranks.size)
-        received = self.tables.send_back(self._vectors.grad)
-        summed = dist.all_reduce(self.gradients, async_op=True) if self.ranks.size > 1 else None
-        self.tables.update(self._rows, received(), part * self.config.table_learning_rate_factor)
+        received = tables.send_back(self._vectors.grad)
+        summed = dist.all_reduce(gradients, async_op=True) if self.ranks.size > 1 else None
+        tables.update(self._rows, received(), part * config.table_learning_rate_factor)
         if summed is not None:
             summed.wait()
-        if self.config.weight_decay:
-            self.weights.mul_(1.0 - rate * self.config.weight_decay)
-        self.weights.sub_(self.gradients * part)
+        if config.weight_decay:
+            weights.mul_(1.0 - rate * config.weight_decay)
+        weights.sub_(gradients * part)
 
     def state_dict(self) -> Dict[str, Any]:
         placement = [list(tables) for tables in self.tables.placement]

@@ -39,6 +39,7 @@ SUITE = Suite(
     varied={
         "precision": ROUNDED,
         "cuda_graph": ROUNDED,
+        "fused_relu": ROUNDED,
         "kernels": ROUNDED,
         "shuffle": Tolerance(0.2, 0.05),
     },

@@ -52,9 +52,10 @@ def gather(value, ranks):
     return values
 
 
-def test_step_matches_the_submitted_network(ranks):
+@pytest.mark.parametrize("settings", [{}, {"fused_relu": True}])
+def test_step_matches_the_submitted_network(ranks, settings):
     """Logits, loss and updated weights of DlrmBase of NVIDIA's v0.7 submission (deprecated_model.py) in float64."""
-    training, batch = make_training(ranks)
+    training, batch = make_training(ranks, **settings)
     logits = projection(*gather(training.scores(batch), ranks))
     loss = pytorch.total(train.train_step(training, batch, torch.tensor(0.5)).reshape(1))[0] / ranks.size
     tables = training.tables
@@ -64,8 +65,9 @@ def test_step_matches_the_submitted_network(ranks):
     assert [logits, loss, *updated] == pytest.approx([-8.29952247, 1.52849768, -53.1608897, -4.89424701], rel=1e-5)
 
 
-def test_bf16_scores_are_close_to_fp32(ranks):
-    (training, batch), (reference, _) = make_training(ranks, precision="bf16"), make_training(ranks)
+@pytest.mark.parametrize("settings", [{}, {"fused_relu": True}])
+def test_bf16_scores_are_close_to_fp32(ranks, settings):
+    (training, batch), (reference, _) = make_training(ranks, precision="bf16", **settings), make_training(ranks)
     scores, expected = training.scores(batch), reference.scores(batch)
     assert 0 < float((scores - expected).abs().max() / expected.abs().max()) < 0.02
     assert torch.isfinite(train.train_step(training, batch, torch.tensor(0.5)))
