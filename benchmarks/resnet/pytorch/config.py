@@ -10,6 +10,7 @@ from benchmarks.resnet.config import Hyperparameters
 @dataclass(frozen=True)
 class Config(Hyperparameters):
     bucket_mb: int = 25  # megabytes of gradients that DistributedDataParallel sums in one all-reduce
+    kernels: Literal["auto", "plain", "triton"] = "auto"  # auto: measured without compile, otherwise plain
     compile: Literal["auto", "none", "default", "max-autotune-no-cudagraphs"] = "auto"  # mode of torch.compile
     cuda_graph: Literal["auto", True, False] = "auto"  # capture and replay the full step as one graph
     # "auto": default and true with device=gpu, if supported by PyTorch, otherwise none and false.

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from benchmarks.common.torch import networks
 from benchmarks.resnet import architecture
+from benchmarks.resnet.pytorch import operators
 from benchmarks.resnet.pytorch.config import Config
 
 # Names in benchmarks/resnet/architecture.py for the tensors of batch-norm
@@ -57,6 +58,7 @@ class Residual(nn.Module):
     def __init__(self, config: Config, block: architecture.Block) -> None:
         super().__init__()
         self.depth = len(block.convs)
+        self.operators = operators.PLAIN
         for number, conv in enumerate(block.convs, 1):
             self.add_module(f"conv{number}", _conv(conv))
             self.add_module(f"norm{number}", _norm(config, conv.channels, zero_gamma=number == self.depth))
@@ -68,8 +70,8 @@ class Residual(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         shortcut = x if self.project is None else self.project(x)
         for number in range(1, self.depth + 1):
-            x = getattr(self, f"norm{number}")(getattr(self, f"conv{number}")(x))
-            x = functional.relu(x + shortcut if number == self.depth else x, inplace=True)
+            norm, x = getattr(self, f"norm{number}"), getattr(self, f"conv{number}")(x)
+            x = self.operators.norm_relu(norm, x, shortcut if number == self.depth else None)
         return x
 
 
@@ -105,6 +107,13 @@ def build(config: Config) -> Network:
     for name, module in (("pool", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten()), ("dense", dense)):
         network.add_module(name, module)
     return network
+
+
+def set_operators(network: nn.Module, operator_set: operators.OperatorSet) -> None:
+    """Set the operators of the network, whose names are saved in checkpoints, and of its residual blocks."""
+    for module in network.modules():
+        if module is network or isinstance(module, Residual):
+            module.operators = operator_set
 
 
 def to_device(network: nn.Module, config: Config, device: torch.device) -> nn.Module:

@@ -10,11 +10,12 @@ SUITE = Suite(
     two_ranks=ANOTHER_BATCH,
     resume=ROUNDED,
     real_images=real_images,
-    settings={"compile": "none", "cuda_graph": False},
+    settings={"compile": "none", "cuda_graph": False, "kernels": "plain"},
     varied={
         "precision": ROUNDED,
         "layout": ROUNDED,
         "cuda_graph": ROUNDED,
+        "kernels": ROUNDED,
         "accumulation_steps=2": ANOTHER_BATCH,
         "compile": ROUNDED,
     },

@@ -17,6 +17,10 @@ from benchmarks.language.pytorch import kernels as language_kernels
 from benchmarks.language.pytorch import low_precision
 from benchmarks.language.pytorch import operators as language_operators
 from benchmarks.maskrcnn.pytorch import operators as maskrcnn_operators
+from benchmarks.resnet.pytorch import config as resnet_config
+from benchmarks.resnet.pytorch import kernels as norm_kernels
+from benchmarks.resnet.pytorch import model as resnet
+from benchmarks.resnet.pytorch import operators as resnet_operators
 from benchmarks.translation.pytorch import kernels as translation_kernels
 from benchmarks.translation.pytorch import operators as translation_operators
 from tests.in_framework.torch_checks import CPU
@@ -118,6 +122,33 @@ def test_the_faster_implementation_is_chosen_unless_one_is_set(monkeypatch, caps
         choose("triton")
 
 
+# -- ResNet's batch-norm with ReLU as operators that torch.compile leaves as they are ------------------------
+
+
+RESNET = resnet_config.Config(
+    device="cpu", precision="fp32", layout="NHWC", depth=18, compile="none", cuda_graph=False, seed=3, batch_size=4,
+    image_size=32, num_classes=10,
+)  # fmt: skip
+
+
+def pass_of(chosen, wrap=lambda module: module):
+    """Loss, gradients and statistics of one pass."""
+    network = resnet.to_device(resnet.build(RESNET), RESNET, CPU.context)
+    resnet.set_operators(network, chosen)
+    images = torch.randn(4, 4, 32, 32, generator=torch.Generator().manual_seed(0)).to(memory_format=torch.channels_last)
+    loss = resnet.smoothed_loss(wrap(network)(images), torch.arange(4), 0.1)
+    return [loss.detach(), *torch.autograd.grad(loss, list(network.parameters())), *network.buffers()]
+
+
+def test_a_compiled_network_has_the_kernels_inside_one_graph():
+    fused = resnet_operators.OperatorSet({"norm relu": "triton"}, norm_kernels.norm_relu)
+    plain, eager = pass_of(resnet_operators.PLAIN), pass_of(fused)
+    compiled = pass_of(fused, lambda network: torch.compile(network, backend="aot_eager", fullgraph=True))
+    assert all(map(torch.equal, compiled, eager)), "what is around the kernels is the same"
+    for ours, theirs in zip(compiled, plain, strict=True):
+        assert (ours - theirs).abs().max() <= 2e-4 * theirs.abs().max().clamp_min(1e-3)
+
+
 # -- FP8 copies: the bits of PyTorch's casts, alone and in linear layers --------------------------------------
 
 E4M3, E5M2, ONE = torch.float8_e4m3fn, torch.float8_e5m2, torch.ones(())
@@ -196,3 +227,13 @@ def test_kernel_is_one_operator_in_a_compiled_graph(monkeypatch):
         output = product(hidden, weight)
         results.append([output, *torch.autograd.grad(output.sum(), [hidden, weight])])
     assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("channels", [16, 64, 2048])
+def test_norms_launch_enough_programs_for_few_channels(channels, monkeypatch):
+    launched = []
+    monkeypatch.setattr(norm_kernels, "_launch", lambda kernel, shares, *tensors, **constants: launched.append(shares))
+    # Pixels of a batch of 400 in the first and in the last stage; 132 SMs of an H100 with two programs each
+    pixels = 400 * (56 * 56 if channels < 2048 else 7 * 7)
+    norm_kernels._channel_sums(norm_kernels.norm_statistics, torch.empty(pixels, channels, device="meta"))
+    assert 264 <= launched[0] * -(-channels // norm_kernels.CHANNELS) <= norm_kernels.SUMMING
