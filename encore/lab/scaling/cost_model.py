@@ -221,10 +221,10 @@ def allreduce_seconds(size: float, gpus: int, links: Links) -> float:
 
 def _row(point: Point, algorithm: Algorithm) -> tuple[float, ...]:
     # Factors of compute, fixed, latency, transfer, and inter-node transfer in a hierarchy.
-    n = point.gpus
+    n, nodes = point.gpus, point.nodes
     if algorithm == "hierarchical":
-        hops = 2 * (point.gpus / point.nodes - 1) + 2 * math.ceil(math.log2(point.nodes))
-        return (point.samples_per_gpu, 1.0, hops, *volumes(point.gpus, point.nodes))
+        hops = 2 * (n / nodes - 1) + 2 * math.ceil(math.log2(nodes))
+        return (point.samples_per_gpu, 1.0, hops, *volumes(n, nodes))
     hops = 2.0 * (n - 1) if algorithm == "ring" else 2.0 * math.ceil(math.log2(n))
     return (point.samples_per_gpu, 1.0, hops, 2 * (n - 1) / n)
 

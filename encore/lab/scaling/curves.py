@@ -8,6 +8,7 @@ for option in options("ssd", load_curves(["microway-dgx1-scaling"])["ssd"], gpus
 import csv
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -96,10 +97,9 @@ def _read_file(path: Path) -> Iterator[tuple[str, int, float, str]]:
                 f"{path} has no column {', '.join(missing)}", expected=f"the columns {','.join(_COLUMNS)}"
             )
         for row in reader:
-            try:
+            gpus, minutes = 0, 0.0
+            with suppress(TypeError, ValueError):
                 gpus, minutes = int(row["gpus"]), float(row["minutes"])
-            except (TypeError, ValueError):
-                gpus, minutes = 0, 0.0
             if gpus < 1 or not (minutes > 0 and math.isfinite(minutes)) or not row["benchmark"]:
                 raise EncoreError(
                     f"{path}, line {reader.line_num}: {','.join(str(row[name]) for name in _COLUMNS)}",
@@ -130,11 +130,10 @@ def options(benchmark: str, measured: Minutes, gpus: int, extrapolate: bool = Fa
             expected=f"at least {least} GPUs",
             hint="measure it on fewer with `encore sweep`, or use the cost model: --extrapolate",
         )
-    useful: list[Option] = []
-    for option in sorted(choices, key=lambda choice: choice.gpus):
-        if not useful or option.minutes < useful[-1].minutes:
-            useful.append(option)
-    return tuple(useful)
+    by_gpus = sorted(choices, key=lambda choice: choice.gpus)
+    return tuple(
+        option for n, option in enumerate(by_gpus) if all(option.minutes < fewer.minutes for fewer in by_gpus[:n])
+    )
 
 
 def interpolate(measured: Minutes, gpus: int) -> float:

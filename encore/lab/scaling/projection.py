@@ -15,6 +15,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -371,11 +372,9 @@ class SubmittedSystem:
 
     def parse_speed(self, text: str) -> Measured:
         """Return the speed of ``--measured``: seconds per step, or samples/s if it ends with /s."""
-        number = text.removesuffix("/s")
-        try:
+        number, value = text.removesuffix("/s"), 0.0
+        with suppress(ValueError):
             value = float(number)
-        except ValueError:
-            value = 0.0
         if not (value > 0 and math.isfinite(value)):
             raise EncoreError(
                 f"--measured {text}",

@@ -112,12 +112,10 @@ def read(folder: Folder[Study]) -> list[Result]:
 
 
 def drift(results: Sequence[Result]) -> Drift | None:
-    squares, freedom = 0.0, 0
-    for result in results:
-        if result.is_timed and len(result.passes) > 1:
-            means = [statistics.fmean(pass_["step_seconds"]) for pass_ in result.passes]
-            squares += statistics.variance(means) / statistics.fmean(means) ** 2 * (len(means) - 1)
-            freedom += len(means) - 1
+    timed = [result.passes for result in results if result.is_timed and len(result.passes) > 1]
+    means = [[statistics.fmean(pass_["step_seconds"]) for pass_ in passes] for passes in timed]
+    squares = sum(statistics.variance(m) / statistics.fmean(m) ** 2 * (len(m) - 1) for m in means)
+    freedom = sum(len(m) - 1 for m in means)
     return Drift(math.sqrt(squares / freedom), freedom) if freedom else None
 
 

@@ -286,10 +286,11 @@ def _submit(folder: Folder[Sweep], point: GridPoint) -> None:
     if job is not None and commands.show_job(job).get("JobState", "COMPLETED") not in queue.FINISHED_STATES:
         return
     existing = folder.run_of(point)
-    if existing is not None:
-        job_script = submission.prepare_resume(existing.path, Options(cluster=folder.study.request.cluster))
-    else:
-        job_script = prepare_job(point, point_request(folder.study, point, folder.point_folder(point)))
+    job_script = (
+        submission.prepare_resume(existing.path, Options(cluster=folder.study.request.cluster))
+        if existing is not None
+        else prepare_job(point, point_request(folder.study, point, folder.point_folder(point)))
+    )
     folder.record_job(point, submission.submit(job_script))
 
 

@@ -132,9 +132,8 @@ def speed_up_figure(
     several = [(name, points) for name, points in lines.items() if len(points) > 1]
     if not several:
         return None
-    min_devices = min(points[0][0] for _, points in several)
-    max_devices = max(points[-1][0] for _, points in several)
-    linear = [(min_devices, 1.0), (max_devices, max_devices / min_devices)]
+    counts = [count for _, points in several for count, _ in points]
+    linear = [(count, count / min(counts)) for count in (min(counts), max(counts))]
     title = "Speed-up of the throughput"
     return over_gpus("speed-up", title, several, table, "speed-up", linear=linear, axis=devices)
 

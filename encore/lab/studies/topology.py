@@ -288,10 +288,8 @@ def _sockets(server: Server, centres: Sequence[float]) -> Iterator[str]:
 def _switches(server: Server, gpus: Sequence[str], positions: Mapping[str, float], centre: float) -> Iterator[str]:
     # GPUs on a socket, with the switches between them and the socket.
     switched: set[str] = set()
-    for group in server.switches:
+    for group in (group for group in server.switches if set(group) & set(gpus)):
         attached = [gpu for gpu in group if gpu in gpus]
-        if not attached:
-            continue
         adapters = [device for device in group if device in server.adapters]
         spot = sum(positions[gpu] for gpu in attached) / len(attached)
         yield _box(spot - 34, _SWITCH_TOP, 68, "switch", 24)

@@ -19,6 +19,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -173,8 +174,7 @@ def _system_name(run: RunSet) -> str:
         image = run.passport.get("implementation") or run.hardware.framework or ""
         return f"{host}_{run.passport.get('system', '')}_n{run.passport.get('nodes', 1)}_{image}"
     folder = (run.folder or Path()).absolute()
-    named_after_benchmark = folder.name.lower() in (run.benchmark, "mask", "results")
-    return folder.parent.name if named_after_benchmark else folder.name
+    return (folder.parent if folder.name.lower() in (run.benchmark, "mask", "results") else folder).name
 
 
 def _copy_log(source: Path, target: Path) -> None:
@@ -321,7 +321,11 @@ def _read_description(folder: Path, system: str) -> tuple[dict[str, object] | No
 
 def _check_set(result_set: Path, ruleset: str | None) -> Iterator[Finding]:
     location = f"results/{result_set.parent.name}/{result_set.name}"
-    allowed, required = _known_benchmarks(ruleset)
+    from mlperf_logging.benchmark_meta import get_allowed_benchmarks, get_result_file_counts
+
+    allowed: frozenset[str] = frozenset()
+    with suppress(ValueError):
+        allowed = frozenset(get_allowed_benchmarks("training", ruleset or ""))
     if allowed and result_set.name not in allowed:
         expected = f"a benchmark of {ruleset}: {', '.join(sorted(allowed))}"
         meant = canonical(result_set.name)
@@ -331,7 +335,7 @@ def _check_set(result_set: Path, ruleset: str | None) -> Iterator[Finding]:
     names = [entry.name for entry in result_set.iterdir() if entry.is_file()]
     numbers = sorted(int(match[1]) for name in names if (match := _RESULT.fullmatch(name)))
     first = 1 if numbers[:1] == [1] else 0  # Some submitters number from 1
-    count = required.get(result_set.name)
+    count = get_result_file_counts("training").get(result_set.name)
     if count and len(numbers) != count:
         expected = f"exactly {count}, result_0.txt to result_{count - 1}.txt"
         yield _finding(
@@ -346,16 +350,6 @@ def _check_set(result_set: Path, ruleset: str | None) -> Iterator[Finding]:
     if unexpected:
         problem = f"{location}: {count_of(len(unexpected), 'other file')}, such as {min(unexpected)[:60]}"
         yield _finding(problem, "result_N.txt, scaling.json and power/ only", "remove or rename them", "warning")
-
-
-def _known_benchmarks(ruleset: str | None) -> tuple[frozenset[str], dict[str, int]]:
-    from mlperf_logging.benchmark_meta import get_allowed_benchmarks, get_result_file_counts
-
-    try:
-        allowed = frozenset(get_allowed_benchmarks("training", ruleset or ""))
-    except ValueError:
-        allowed = frozenset()
-    return allowed, dict(get_result_file_counts("training"))
 
 
 def _run_official_checkers(folder: Path, sets: list[Path], ruleset: str) -> Iterator[Finding]:

@@ -85,8 +85,7 @@ def write_bundle(folder: Path, output: Path, key: Path | None = None) -> int:
     if output.exists():
         raise EncoreError(f"{output} already exists", hint="choose a new name, or remove the file")
     scores = score_folder(folder)
-    members = dict(_bundle_members(folder))
-    contents = {name: path.read_bytes() for name, path in sorted(members.items())}
+    contents = {name: path.read_bytes() for name, path in sorted(_bundle_members(folder).items())}
     manifest: Manifest = {
         "schema": SCHEMA,
         "created": files.utc_now(),
@@ -114,26 +113,20 @@ def write_bundle(folder: Path, output: Path, key: Path | None = None) -> int:
 
 
 # Bundle names and paths of run files, or of logs with the system description.
-def _bundle_members(folder: Path) -> Iterator[tuple[str, Path]]:
-    if (folder / "run.json").exists():
-        for path in folder.rglob("*"):
-            name = path.relative_to(folder).as_posix()
-            if path.is_file() and not path.is_symlink() and _RUN.fullmatch(name):
-                yield name, path
+def _bundle_members(folder: Path) -> dict[str, Path]:
+    paths = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    members = {path.relative_to(folder).as_posix(): path for path in paths}
+    if "run.json" in members:
         data = files.read_json(folder / "run.json").get("data", {})
         manifest = Path(str(data.get("folder"))) / DATA
         # Of the data set that was trained on, if it is there still.
-        if manifest.is_file() and files.read_json(manifest).get("id") == data.get("id"):
-            yield DATA, manifest
-        return
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            yield f"results/{path.relative_to(folder).as_posix()}", path
+        is_there = manifest.is_file() and files.read_json(manifest).get("id") == data.get("id")
+        return {n: path for n, path in members.items() if _RUN.fullmatch(n)} | ({DATA: manifest} if is_there else {})
     # results/SYSTEM/BENCHMARK and systems/SYSTEM.json, as in MLPerf submissions
     system = folder.absolute().parent
     described = system.parent.parent / "systems" / f"{system.name}.json"
-    if described.is_file():
-        yield f"systems/{described.name}", described
+    description = {f"systems/{described.name}": described} if described.is_file() else {}
+    return {f"results/{name}": path for name, path in members.items()} | description
 
 
 # Scores without fields that depend on the location of the logs.
@@ -221,7 +214,7 @@ _KEY_TYPES = ("ssh-", "ecdsa-sha2-", "sk-ssh-", "sk-ecdsa-sha2-")
 
 def _check_signers(signers: Path) -> None:
     # ssh-keygen reports lines in other formats as signatures that are not valid
-    lines = signers.read_text("utf-8", "replace").splitlines()
+    lines = files.text_of(signers).splitlines()
     entries = [(number, line.split()) for number, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
     problem = "" if entries else f"{signers} has no key"
     for number, (name, *words) in reversed(entries):  # The first problem is reported

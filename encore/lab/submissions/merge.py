@@ -138,17 +138,14 @@ def _no_file(path: Path) -> str:
 
 
 def _collisions(trees: Sequence[_Tree]) -> Iterator[Collision]:
-    units: dict[PurePosixPath, list[tuple[_Tree, _Files]]] = {}
-    for tree in trees:
-        for unit, paths in grouped(tree.files, _unit).items():
-            units.setdefault(unit, []).append((tree, {path: tree.files[path] for path in paths}))
-    for unit, of in units.items():
-        differ = _differing_files([files for _, files in of], is_set=unit.parts[1] == "results")
-        if differ:
+    by_tree = ((tree, unit, paths) for tree in trees for unit, paths in grouped(tree.files, _unit).items())
+    for unit, of in grouped(by_tree, lambda entry: entry[1]).items():
+        files = [{path: tree.files[path] for path in paths} for tree, _, paths in of]
+        if differ := _differing_files(files, is_set=unit.parts[1] == "results"):
             of_many = f"{count_of(len(differ), 'file')} not the same, such as {differ[0].name}"
             problem = "not the same" if unit == differ[0] else of_many
             hint = "keep that of one tree, or rename one of them"
-            yield Collision(str(unit), problem, _folders(tree for tree, _ in of), hint)
+            yield Collision(str(unit), problem, _folders(tree for tree, *_ in of), hint)
     yield from _similar_names(trees)
     parents = {parent for tree in trees for path in tree.files for parent in path.parents}
     for path in sorted(parents & {path for tree in trees for path in tree.files}):
@@ -196,8 +193,7 @@ def _differing_files(of: Sequence[_Files], *, is_set: bool) -> list[PurePosixPat
 def _missing_descriptions(trees: Sequence[_Tree]) -> Iterator[Collision]:
     for tree in trees:
         for name in sorted(tree.referenced_systems - tree.systems):
-            describing = [other for other in trees if name in other.systems]
-            if describing:
+            if describing := [other for other in trees if name in other.systems]:
                 path = f"{name[0]}/systems/{name[1]}.json"
                 reason = "described in another tree than that of its results or code"
                 yield Collision(path, reason, _folders([tree, *describing]), "add the description to each tree")

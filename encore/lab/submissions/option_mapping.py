@@ -8,7 +8,7 @@ frameworks and NCCL.
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch, fnmatchcase
 from functools import cache
 from typing import Any, Literal
@@ -191,10 +191,9 @@ def _add_pairs(options: dict[str, Option], argv: tuple[Value, ...], after: str) 
     # Treat ``KEY value`` pairs after an option value as options
     plain = [_plain(word) for word in argv]
     first = next(n for n, word in enumerate(plain) if word.text == after) + 2
-    rest = plain[first:]
-    option = options[_name(after)]
-    options[_name(after)] = Option(option.name, option.shown, plain[first - 1] if first <= len(plain) else Value())
-    for key, value in zip(rest[::2], rest[1::2], strict=False):
+    value = plain[first - 1] if first <= len(plain) else Value()
+    options[_name(after)] = replace(options[_name(after)], value=value, all_values="")
+    for key, value in zip(plain[first::2], plain[first + 1 :: 2], strict=False):
         _add(options, key.text, Value(value.text, key.sources | value.sources, value.is_known))
 
 

@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -25,6 +26,7 @@ from encore.results.format import count_of
 from encore.results.logs.reader import read_events
 from encore.results.logs.run_log import RunLog, read_run
 from encore.results.published.systems import nearest_description, rounds_system
+from encore.results.table import grouped
 
 COMPARED = ("submitted", "later")
 _MOST_LINES_OF_FLAGS = 2000
@@ -120,10 +122,8 @@ def _unmapped(folder: str) -> str:
     parts = [re.sub(r"[^a-z0-9]", "", part.lower()) for part in folder.split("/")]
     unmapped = {choice.folder.parent.name for choice in catalogue.choices().values()}
     unmapped -= {name for name, _ in option_mapping.implementations()}
-    for name in sorted(unmapped):
-        if any(len(part) >= _MIN_LETTERS and name.replace("_", "").startswith(part) for part in parts):
-            return name
-    return ""
+    prefixes = tuple(part for part in parts if len(part) >= _MIN_LETTERS)
+    return next((name for name in sorted(unmapped) if any(map(name.replace("_", "").startswith, prefixes))), "")
 
 
 def _alternative(reproduction: Reproduction) -> tuple[Choice, System] | None:
@@ -258,10 +258,9 @@ def _named_flags(
     files = next((group for group in groups if option and any(file.endswith(option.value.text) for file in group)), ())
     if not files:
         return ()
-    try:
+    flags: tuple[Value, ...] = ()
+    with suppress(EncoreError):
         flags = _read_flags(open_source(path.parent, None, None), files)
-    except EncoreError:
-        return ()
     stated = {option.text.partition("=")[0] for option in (*logged, *printed)}
     return tuple(flag for flag in flags if flag.text.partition("=")[0] not in stated)
 
@@ -279,9 +278,10 @@ def _logged_implementation(
         return traced.issuperset(f"--{option_mapping.VARIABLE}{name}" for name in _VARIABLES.findall(expression))
 
     traced = {word.text.partition("=")[0] for word in printed}
-    choice = _choices(run.benchmark)[0] if run.benchmark and _choices(run.benchmark) else None
-    if choice is None:
+    choices = _choices(run.benchmark or "")
+    if not choices:
         return None
+    choice = choices[0]
     base = Implementation(
         title=f"{choice.benchmark.title}, from a log",
         framework=choice.implementation.framework,
@@ -309,10 +309,13 @@ def _logged_implementation(
 def _logged_options(run: RunLog) -> tuple[Value, ...]:
     # The hyperparameters in a log as options of a command, with their lines
     lines = {event.key: event for event in reversed(list(read_events(run.path))) if event.key in run.hyperparameters}
-    texts = {
-        key: event.value if isinstance(event.value, str) else json.dumps(event.value) for key, event in lines.items()
-    }
-    options = [Value(f"--{key}={text}", frozenset({f"line {lines[key].line}"})) for key, text in texts.items()]
+    options = [
+        Value(
+            f"--{key}={event.value if isinstance(event.value, str) else json.dumps(event.value)}",
+            frozenset({f"line {event.line}"}),
+        )
+        for key, event in lines.items()
+    ]
     evaluations = [point for point in run.quality if point.samples]
     for first, second in itertools.pairwise(evaluations[:2]):
         interval = (second.samples or 0.0) - (first.samples or 0.0)
@@ -422,10 +425,8 @@ def _read_flags(source: Source, files: tuple[str, ...]) -> tuple[Value, ...]:
     options: dict[str, list[Value]] = {}
     for file in files:
         lines = (source.read(file) or "").splitlines()[:_MOST_LINES_OF_FLAGS]
-        flags = [line.strip() for line in lines if line.lstrip().startswith("--")]
-        options |= {flag.partition("=")[0]: [] for flag in flags}
-        for flag in flags:
-            options[flag.partition("=")[0]].append(Value(flag, frozenset({file})))
+        flags = [Value(line.strip(), frozenset({file})) for line in lines if line.lstrip().startswith("--")]
+        options |= grouped(flags, lambda flag: flag.text.partition("=")[0])
     return tuple(itertools.chain.from_iterable(options.values()))
 
 
@@ -438,21 +439,17 @@ def _add_settings(
     if settings_option is None:
         return options, []
     file = settings_option.value.text
-    try:
+    with suppress(ValueError, RecursionError):
         settings = option_mapping.parse_json_options(source.read(file) or "", settings_option.value.sources)
-    except (ValueError, RecursionError):
-        return options, [
-            Note(file or settings_option.shown, 0, "is not a JSON file in the folder: its settings are unknown")
-        ]
-    return {**settings, **options}, []
+        return {**settings, **options}, []
+    reason = "is not a JSON file in the folder: its settings are unknown"
+    return options, [Note(file or settings_option.shown, 0, reason)]
 
 
 def _environment(read: Scripts, image: dict[str, str], common: Common) -> dict[str, dict[str, str]]:
     # The variables that frameworks, NCCL and MPI read, by the file that has the last word
-    variables: dict[str, dict[str, str]] = {"Dockerfile": {}}
-    for name, value in image.items():
-        if _is_read(name, common) and name not in read.variables:
-            variables["Dockerfile"][name] = value
+    of_image = {n: value for n, value in image.items() if _is_read(n, common) and n not in read.variables}
+    variables = {"Dockerfile": of_image}
     for name, variable in read.variables.items():
         is_set = variable.is_exported and variable.file and variable.value.is_known
         if is_set and _is_read(name, common):
