@@ -29,7 +29,7 @@ from encore.results.compliance.compliance import parse_ruleset, score_and_check
 from encore.results.compliance.convergence import FIRST_RULESET, Convergence, Outcome, convergence_of, report_of
 from encore.results.findings import FORMATS, ComplianceReport, Finding, ReportJson
 from encore.results.format import count_of, figure, round_of
-from encore.results.scores.power import Energy, EnergyJson, energy_of
+from encore.results.scores.power import Energy, energy_of
 from encore.results.scores.score import Score, ScoreJson, find_sets, judge_folder, official_score_text
 from encore.results.table import Table, grouped
 
@@ -48,7 +48,7 @@ PathArgument = Annotated[Path, typer.Argument(metavar="PATH", help="A log, a fol
 class ScoredSet(ScoreJson):
     """Score of a run set by the rules of its round."""
 
-    energy: EnergyJson | None  # Only with power logs
+    energy: Energy | None  # Only with power logs
 
 
 class CheckedSet(ReportJson):
@@ -103,8 +103,7 @@ def score(
         sys.stdout.write(_as_csv(scored))
     elif as_json:
         entries: list[ScoredSet] = [
-            {**run_set.as_json(findings), "energy": energy.as_json() if energy else None}
-            for run_set, findings, energy in scored
+            {**run_set.as_json(findings), "energy": energy} for run_set, findings, energy in scored
         ]
         write_json("score", entries[0] if len(entries) == 1 else entries)
     else:

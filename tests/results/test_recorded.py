@@ -476,7 +476,7 @@ def test_sets(tmp_path: Path, recorded: Record) -> None:
             energy, convergence = energy_of(score), convergence_of(score)
             values: dict[str, Any] = score.as_json(audit_score(score))
             results[name][f"set {number}"] = {**values, "runs": [[*run.values()] for run in values["runs"][:12]]}
-            results[name][f"energy {number}"] = energy.as_json() if energy else None
+            results[name][f"energy {number}"] = vars(energy) if energy else None
             results[name][f"convergence {number}"] = convergence and [
                 json.loads(json.dumps(convergence, default=plain_json)), report_of(convergence).as_json()
             ]  # fmt: skip
@@ -808,7 +808,7 @@ def test_comparisons(tmp_path: Path, recorded: Record) -> None:
         explanation = explain(result.current, result.baseline) if result.baseline else None
         differences = explanation.differences[:20] if explanation else ()
         results[name] = {
-            **result.as_json(),
+            **json.loads(json.dumps(result.as_json(), default=plain_json)),
             "findings": sorted({item.rule for item in side.findings}),
             "sure": [*format_certainty(result)],
             "differences": [[item.area, item.sentence, item.weight, item.ratio] for item in differences],

@@ -182,16 +182,6 @@ def _slower_steps(
 
 
 def _slow_links(current: Evidence, baseline: Evidence, extra: float, slowdown: float) -> Iterator[Cause]:
-    changes = _changed_network_paths(current, baseline, slowdown)
-    if current.min_wait is not None and baseline.min_wait is not None:
-        message = f"all ranks wait at least {current.min_wait:.0%} of the time (baseline {baseline.min_wait:.0%})"
-        share = min(1.0, max(0.0, current.min_wait - baseline.min_wait) / slowdown)
-        yield Cause("slow link", extra * share, "; ".join(("slow link: " + message, *changes)))
-    elif changes:
-        yield Cause("slow link", extra * _NETWORK_PATH_SHARE, "; ".join((f"slow link: {changes[0]}", *changes[1:])))
-
-
-def _changed_network_paths(current: Evidence, baseline: Evidence, slowdown: float) -> list[str]:
     # Bytes per step are equal in both runs, so a slower run should send at a proportionally lower rate.
     changes = []
     sent, baseline_sent = current.network_send_rate, baseline.network_send_rate
@@ -200,7 +190,12 @@ def _changed_network_paths(current: Evidence, baseline: Evidence, slowdown: floa
     nvlink, baseline_nvlink = current.nvlink_send_rate, baseline.nvlink_send_rate
     if nvlink is not None and nvlink < (baseline_nvlink or 0.0) * (1 - slowdown) / 2:
         changes.append(f"{_format_rate(nvlink)} over NVLink (baseline {_format_rate(baseline_nvlink)})")
-    return changes
+    share = _NETWORK_PATH_SHARE
+    if current.min_wait is not None and baseline.min_wait is not None:
+        waits = f"all ranks wait at least {current.min_wait:.0%} of the time (baseline {baseline.min_wait:.0%})"
+        share, changes = min(1.0, max(0.0, current.min_wait - baseline.min_wait) / slowdown), [waits, *changes]
+    if changes:
+        yield Cause("slow link", extra * share, f"slow link: {'; '.join(changes)}")
 
 
 # Settings that affect step time. Excluded: the seed, stopping criteria, and work between steps.
@@ -248,14 +243,12 @@ def collect_evidence(logs: Sequence[RunLog]) -> Evidence:
     runs = [evidence for log in logs if (evidence := _run_evidence(log)) is not None]
     if not runs:
         return Evidence()
-    phases = runs[0].phase_seconds
     reasons = {reason for run in runs for reason in run.throttle_fractions}
 
-    def mean(name: str) -> float | None:
-        return _mean(getattr(run, name) for run in runs)
-
     return Evidence(
-        phase_seconds={phase: statistics.fmean(run.phase_seconds[phase] for run in runs) for phase in phases},
+        phase_seconds={
+            phase: statistics.fmean(run.phase_seconds[phase] for run in runs) for phase in runs[0].phase_seconds
+        },
         # The mean over the runs: in healthy runs a random rank is the straggler.
         straggler=(statistics.fmean(run.straggler[0] for run in runs), *max(run.straggler for run in runs)[1:]),
         slowest_gpu=min((run.slowest_gpu for run in runs), key=lambda gpu: gpu[0]),
@@ -263,7 +256,7 @@ def collect_evidence(logs: Sequence[RunLog]) -> Evidence:
             reason: statistics.fmean(run.throttle_fractions.get(reason, 0.0) for run in runs) for reason in reasons
         },
         **{
-            name: mean(name)
+            name: _mean(getattr(run, name) for run in runs)
             for name in (
                 "min_wait",
                 "cpu_delay",
@@ -298,9 +291,15 @@ def _run_evidence(log: RunLog) -> Evidence | None:
     gpus = _active_gpus(nodes)
     gpu_readings = [reading for gpu in gpus.values() for reading in gpu]
     other_cores = None if busy_cores is None or rank_cores is None else max(0.0, busy_cores * len(nodes) - rank_cores)
+    clocks = {name: _mean(reading.get("sm_mhz") for reading in gpu) for name, gpu in gpus.items()}
+    slow = lowest({name: clock for name, clock in clocks.items() if clock is not None})
+    # The straggler is the rank with the lowest wait fraction: it blocks the other ranks.
+    straggler = lowest(wait_fractions)
     return Evidence(
         phase_seconds=goodput.parts,
-        straggler=_straggler(windows_by_rank, wait_fractions),
+        straggler=(straggler.others - straggler.value, straggler.name, windows_by_rank[straggler.name][-1].node)
+        if straggler
+        else (0.0, 0, ""),
         min_wait=min(wait_fractions.values(), default=None),
         cpu_delay=sum(window.delayed for window in windows) / seconds if windows else None,
         other_cores=other_cores,
@@ -310,19 +309,9 @@ def _run_evidence(log: RunLog) -> Evidence | None:
         network_send_rate=_counter_rate(nodes, "network_sent_bytes", 1.0),
         nvlink_send_rate=_counter_rate(_nvlink_counters(nodes), "nvlink_sent_kib", 1024.0),
         sm_clock_mhz=_mean(gpu.get("sm_mhz") for gpu in gpu_readings),
-        slowest_gpu=_slowest_gpu(gpus),
+        slowest_gpu=(slow.value / slow.others, slow.name) if slow and slow.others else (1.0, ""),
         throttle_fractions=_throttle_fractions(gpu_readings),
     )
-
-
-def _straggler(
-    windows_by_rank: Mapping[int, Sequence[steps.Window]], wait_fractions: Mapping[int, float]
-) -> tuple[float, int, str]:
-    # The straggler is the rank with the lowest wait fraction: it blocks the other ranks.
-    outlier = lowest(wait_fractions)
-    if not outlier:
-        return (0.0, 0, "")
-    return outlier.others - outlier.value, outlier.name, windows_by_rank[outlier.name][-1].node
 
 
 def _active_gpus(nodes: Mapping[str, Sequence[Reading]]) -> dict[str, list[Reading]]:
@@ -335,18 +324,10 @@ def _active_gpus(nodes: Mapping[str, Sequence[Reading]]) -> dict[str, list[Readi
     return {name: readings for name, readings in gpus.items() if any(telemetry.in_use(reading) for reading in readings)}
 
 
-def _slowest_gpu(gpus: Mapping[str, Sequence[Reading]]) -> tuple[float, str]:
-    clocks = {name: _mean(reading.get("sm_mhz") for reading in readings) for name, readings in gpus.items()}
-    outlier = lowest({name: clock for name, clock in clocks.items() if clock is not None})
-    return (outlier.value / outlier.others, outlier.name) if outlier and outlier.others else (1.0, "")
-
-
 def _throttle_fractions(gpu_readings: Sequence[Mapping[str, int | None]]) -> dict[str, float]:
-    masks = [int(reading["throttle"] or 0) for reading in gpu_readings if reading.get("throttle") is not None]
-    if not masks:
-        return {}
-    fractions = {reason: sum(bool(mask & bit) for mask in masks) / len(masks) for bit, reason in THROTTLE.items()}
-    return {reason: fraction for reason, fraction in fractions.items() if fraction}
+    masks = [mask for reading in gpu_readings if (mask := reading.get("throttle")) is not None]
+    counts = {reason: sum(bool(mask & bit) for mask in masks) for bit, reason in THROTTLE.items()}
+    return {reason: count / len(masks) for reason, count in counts.items() if count}
 
 
 def _nvlink_counters(nodes: Mapping[str, Sequence[Reading]]) -> dict[str, list[Reading]]:

@@ -61,18 +61,22 @@ class Verdict(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Factor:
-    """One quantity in both run sets. ``ratio`` is ``ours`` over ``theirs``; below 1 is better."""
+class FactorJson:
+    """One quantity in both run sets."""
 
     name: str
     unit: str
     ours: float | None
     theirs: float | None
-    ratio: float | None = None
+    ratio: float | None = None  # ``ours`` over ``theirs``, below 1 is better
     interval: tuple[float, float] | None = None  # Confidence interval (90 %) of the true ratio
     z: float | None = None  # Distance between the means in standard errors, from the spread of the submitted runs
-    tested_ratio: Ratio | None = None  # Tested ratio; None if it does not decide the verdict
     note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factor(FactorJson):
+    tested_ratio: Ratio | None = None  # Tested ratio; None if it does not decide the verdict
 
     def outcome(self, within: float) -> Outcome:
         return self.tested_ratio.outcome(within) if self.tested_ratio is not None else Outcome.UNDECIDED
@@ -168,19 +172,6 @@ def _factor_text(factor: Factor) -> str:
     if factor.interval is not None:
         text += f" (90 %: {factor.interval[0]:.3f} to {factor.interval[1]:.3f})"
     return text
-
-
-class FactorJson(TypedDict):
-    """One quantity in both run sets."""
-
-    name: str
-    unit: str
-    ours: float | None
-    theirs: float | None
-    ratio: float | None  # ``ours`` over ``theirs``, below 1 is better
-    interval: tuple[float, float] | None  # Confidence interval (90 %) of the true ratio
-    z: float | None  # Distance between the means in standard errors, from the spread of the submitted runs
-    note: str
 
 
 class ComparisonJson(TypedDict):
@@ -285,16 +276,7 @@ class Comparison:
             ],
             "findings": [finding.as_json() for finding in self.current.findings],
             "factors": [
-                {
-                    "name": factor.name,
-                    "unit": factor.unit,
-                    "ours": factor.ours,
-                    "theirs": factor.theirs,
-                    "ratio": factor.ratio,
-                    "interval": factor.interval,
-                    "z": factor.z,
-                    "note": factor.note,
-                }
+                FactorJson(**{name: value for name, value in vars(factor).items() if name != "tested_ratio"})
                 for factor in self.factors
             ],
         }
@@ -315,8 +297,7 @@ def compare_with(current: RunSet, baseline: RunSet | None, match: Match, within:
     factors = _factors(current, baseline)
     score, per_length, lengths = factors
     verdict, reasons, decisive = _reach_verdict(current, baseline, factors, within, match)
-    further = None
-    borrowed = current.score
+    further, borrowed = None, current.score
     if current.score is not None and baseline is not None and baseline.score is not None and score is not None:
         borrowed = current.score.with_spread_of(baseline.score)
         further = further_runs(current.score, baseline.score, within)
@@ -454,7 +435,12 @@ def _obstacles(current: RunSet, baseline: RunSet, how: How) -> Iterator[str]:
     if full:
         yield f"trained on {current.train_samples:,.0f} samples; the benchmark's data set has {full:,}"
     if not on_cpu and not same_system:
-        yield from _hardware_obstacles(current, baseline)
+        accelerator, submitted = family(current.hardware.accelerator), family(baseline.hardware.accelerator)
+        if accelerator and submitted and accelerator != submitted:
+            yield f"run on {accelerator}, submitted on {submitted}"
+        count, submitted_count = current.hardware.accelerators, baseline.hardware.accelerators
+        if count and submitted_count and count != submitted_count:
+            yield f"run on {count} accelerators, submitted on {submitted_count}"
     if how is How.NEAREST and not current.is_cpu:
         yield from _unknown_hardware(current, baseline)
     if current.submission.get("kind") == "study":
@@ -474,15 +460,6 @@ def _full_data_size(current: RunSet, baseline: RunSet) -> int | None:
         return None
     least = _LEAST_SHARE_OF_DATA.get(current.benchmark or "", 0.99)
     return size.train if current.train_samples < least * min(size.train, baseline.train_samples or size.train) else None
-
-
-def _hardware_obstacles(current: RunSet, baseline: RunSet) -> Iterator[str]:
-    accelerator, baseline_accelerator = family(current.hardware.accelerator), family(baseline.hardware.accelerator)
-    if accelerator and baseline_accelerator and accelerator != baseline_accelerator:
-        yield f"run on {accelerator}, submitted on {baseline_accelerator}"
-    count, baseline_count = current.hardware.accelerators, baseline.hardware.accelerators
-    if count and baseline_count and count != baseline_count:
-        yield f"run on {count} accelerators, submitted on {baseline_count}"
 
 
 # Unknown hardware in a run whose submission was selected by hardware only

@@ -184,10 +184,6 @@ def thin_losses(curves: Sequence[LossCurve]) -> list[tuple[list[float], list[flo
     return thinned
 
 
-def _is_official(repository: str) -> bool:
-    return repository.startswith("mlcommons/")
-
-
 def _length(run: RunLog, unit: str) -> float | None:
     length = length_of(run)
     return (
@@ -218,7 +214,7 @@ def _write(output: Path, round_: str, digests: Sequence[_Digest], screen: Consol
     header: dict[str, Any] = {
         "round": round_,
         "repository": repository,
-        "license": "Apache-2.0" if _is_official(repository) else None,  # Forks: license unknown
+        "license": "Apache-2.0" if repository.startswith("mlcommons/") else None,  # Forks: license unknown
         "sets": len(unique),
         "runs": runs,
         "left_out": dict(sorted(left_out.items())),
@@ -272,7 +268,7 @@ def _row(run_set: RunSet, name: str) -> dict[str, str]:
         "benchmark": run_set.benchmark or "?",
         "runs": str(run_set.runs),
         "converged": str(run_set.converged),
-        "note": "" if _is_official(repository) else f"logs of the fork {repository}",
+        "note": "" if repository.startswith("mlcommons/") else f"logs of the fork {repository}",
         **{name: text for name, text in figures.items() if isinstance(text, str)},
     }
 

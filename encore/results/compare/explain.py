@@ -129,17 +129,13 @@ def explain(current: RunSet, baseline: RunSet) -> Explanation:
 
 def _missing_data(current: RunSet, baseline: RunSet) -> Iterator[str]:
     for run_set, label in ((current, "your run"), (baseline, baseline.label)):
-        missing = [
-            name
-            for name, value in (
-                ("hyperparameters", run_set.hyperparameters),
-                ("phases", run_set.phases),
-                ("system description", run_set.hardware.described),
-                ("software versions", run_set.hardware.software),
-            )
-            if not value
-        ]
-        if missing:
+        data = {
+            "hyperparameters": run_set.hyperparameters,
+            "phases": run_set.phases,
+            "system description": run_set.hardware.described,
+            "software versions": run_set.hardware.software,
+        }
+        if missing := [name for name, value in data.items() if not value]:
             yield f"unknown for {label}: {', '.join(missing)}"
 
 
@@ -263,8 +259,7 @@ def _submitted_environment(current: RunSet, cell: PublishedResult | None) -> dic
     submitted = next((system for system in matches if f"training_results_{cell.round}," in system.source), None)
     if submitted is None or submitted.framework not in ("", choice.implementation.framework):
         return {}
-    tables = submitted.environment.values()
-    return {f"environment.{name}": value for table in tables for name, value in table.items()}
+    return {f"environment.{name}": value for table in submitted.environment.values() for name, value in table.items()}
 
 
 def _weight(name: str, table: tuple[tuple[str, float], ...], default: float) -> float:

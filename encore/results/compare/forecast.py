@@ -132,7 +132,11 @@ def forecast_runs(runs: Sequence[RunLog], folder: Path | None = None) -> list[Fo
     without a result file are forecast: a result file without run_stop belongs to a crashed run.
     """
     if folder is not None and (folder / "run.json").is_file():
-        unfinished = [read_run(log) for log in _unfinished_logs(folder)]
+        unfinished = [
+            read_run(log)
+            for log in sorted(folder.glob("experiment_*/result.txt"))
+            if log.is_file() and not (folder / f"{log.parent.name.replace('experiment', 'result')}.txt").exists()
+        ]
     else:
         unfinished = [run for run in runs if run.reason is Reason.NO_STOP]
     waiting = [run for run in unfinished if not (run.targets and run.met)]
@@ -151,11 +155,6 @@ def _own_lengths(runs: Sequence[RunLog], benchmark: str | None) -> list[float]:
         for run, length in lengths
         if (converted := in_unit(length, unit, run.train_samples, run.global_batch))
     ]
-
-
-def _unfinished_logs(folder: Path) -> list[Path]:
-    logs = sorted(log for log in folder.glob("experiment_*/result.txt") if log.is_file())
-    return [log for log in logs if not (folder / f"{log.parent.name.replace('experiment', 'result')}.txt").exists()]
 
 
 def read_marks(run: RunLog) -> list[Mark]:
@@ -180,15 +179,13 @@ def read_marks(run: RunLog) -> list[Mark]:
 def pace_of(marks: Sequence[Mark]) -> Pace | None:
     """Return the pace between the first and last evaluation, or between the first and last mark."""
     evaluated = [mark for mark in marks if mark.evaluated]
-    if len(evaluated) > 1:
-        first, last = evaluated[0], evaluated[-1]
-        stage = STAGES[3] if len(evaluated) >= _MANY_EVALUATIONS else STAGES[2]
-    elif marks:
-        first, last = marks[0], marks[-1]
-        stage = STAGES[1] if len(marks) > 1 else STAGES[0]
-        first = first if len(marks) > 1 else Mark(0.0, 0.0)
-    else:
+    if not marks:
         return None
+    if len(evaluated) > 1:
+        marks, stage = evaluated, STAGES[3] if len(evaluated) >= _MANY_EVALUATIONS else STAGES[2]
+    else:
+        marks, stage = (marks, STAGES[1]) if len(marks) > 1 else ([Mark(0.0, 0.0), *marks], STAGES[0])
+    first, last = marks[0], marks[-1]
     return Pace(last.seconds, last.length, (last.seconds - first.seconds) / (last.length - first.length), stage)
 
 
@@ -204,7 +201,7 @@ def minutes_to_target(pace: Pace, lengths: Lengths, elapsed: float) -> Numbers |
 
 def widen(times: Numbers, benchmark: str | None, stage: str) -> tuple[float, float, float]:
     """Return the lower end, the median and the upper end in minutes, calibrated with public logs."""
-    moves = _calibration()["moves"]
+    moves = _calibration()
     below, middle, above = moves.get(benchmark, {}).get(stage) or moves["any"][stage]
     return spread(times, below, middle, above)
 
@@ -215,9 +212,8 @@ def spread(times: Numbers, below: float, middle: float, above: float) -> tuple[f
 
 
 @functools.cache
-def _calibration() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((DATA / "forecast.json").read_text("utf-8"))
-    return loaded
+def _calibration() -> Any:
+    return json.loads((DATA / "forecast.json").read_text("utf-8"))["moves"]
 
 
 def known_lengths(
@@ -279,7 +275,8 @@ def public_lengths(benchmark: str) -> tuple[KnownLengths, ...]:
     """Return all public sets and reference points for a benchmark (current name) that count in its unit."""
     info = benchmark_of(benchmark)
     unit = info.points_in if info else "epochs"
-    sets = [length_set for name in _rounds() for length_set in _read_round(benchmark, name, unit)]
+    rounds = sorted(file.name.removesuffix(".jsonl.xz") for file in DIGESTS.glob("*.jsonl.xz"))
+    sets = [length_set for name in rounds for length_set in _read_round(benchmark, name, unit)]
     points = _reference_points(benchmark)
     if sets:
         middle = float(np.median(np.concatenate([length_set.lengths for length_set in sets])))
@@ -287,10 +284,6 @@ def public_lengths(benchmark: str) -> tuple[KnownLengths, ...]:
             length_set for length_set in points if abs(float(np.median(length_set.lengths)) - middle) < _OTHER_UNIT
         ]
     return (*sets, *points)
-
-
-def _rounds() -> list[str]:
-    return sorted(file.name.removesuffix(".jsonl.xz") for file in DIGESTS.glob("*.jsonl.xz"))
 
 
 def _read_round(benchmark: str, round_: str, unit: str) -> list[KnownLengths]:

@@ -101,11 +101,8 @@ def _distance(run_set: RunSet, cell: PublishedResult) -> tuple[float, ...]:
 def equally_near(run_set: RunSet, label: str) -> list[str]:
     """Return the names of the other submissions at the same distance from the run as ``label``."""
     ranked = rank(run_set)
-    nearest = next((cell for cell in ranked if cell.name == label), None)
-    if nearest is None:
-        return []
-    distance = _distance(run_set, nearest)
-    return [cell.name for cell in ranked if cell.name != label and _distance(run_set, cell) == distance]
+    distances = {cell.name: _distance(run_set, cell) for cell in ranked}
+    return [name for name, distance in distances.items() if name != label and distance == distances.get(label)]
 
 
 def join_names(names: list[str]) -> str:

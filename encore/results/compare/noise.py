@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from encore.results.compare.explain import NOT_REPORTED, explain
+from encore.results.compare.nearest import join_names
 from encore.results.compare.run_set import RunSet
 from encore.results.format import count_of, percent
 from encore.results.logs.metrics import Record, lines_of, record_of
@@ -33,13 +34,11 @@ Rows = NDArray[np.float64]
 
 LEVEL = 0.95
 MIN_RUNS = 3  # Minimum for a band. With two runs, 20 % of further runs were outside instead of 5 %: docs/compare.md
-_MIN_RUNS_LEAVE_ONE_OUT = 3  # Leaving one out of two runs leaves no spread
 _SAMPLES = 1000
 _MAX_STEPS = 128  # Longer curves are averaged to this number of parts
 _SPAN_SHARE, _POOLED_SHARE = 32, 16  # Number of steps over span of the moving mean, and over reach of pooled spread
 _LARGEST = 1e100  # Larger values have diverged; their squares may overflow
 _DIGITS = 6  # Significant digits of qualities in the digests
-_MAX_NAMES = 5  # Settings that are listed by name
 # Settings that explain lists elsewhere, but that change the training
 _TRAINED = ("data.", "implementation", "nodes", "ranks")
 
@@ -117,19 +116,14 @@ class Noise:
 
     def lines(self) -> Iterator[str]:
         same = "configuration not known" if self.settings is None else "no difference of configuration is known"
-        remaining = (
-            f" and {len(self.settings) - _MAX_NAMES} more" if self.settings and len(self.settings) > _MAX_NAMES else ""
-        )
-        differing = (
-            f"configurations differ: {', '.join(self.settings[:_MAX_NAMES])}{remaining}" if self.settings else same
-        )
+        differing = f"configurations differ: {join_names(list(self.settings))}" if self.settings else same
         yield f"{self.quantity} by {self.unit}, {self.tested} against {self.reference} ({differing})"
         yield from [f"  {self.note}"] if self.note else []
         for outcome, runs in grouped(self.runs, lambda run: "; ".join(self._outcomes(run))).items():
             yield f"  run{'s' * (len(runs) > 1)} {', '.join(str(run.number) for run in runs)}: {outcome}"
 
     def _outcomes(self, run: Tested) -> Iterator[str]:
-        steps = count_of(len(run.at), self.unit)
+        steps, references = count_of(len(run.at), self.unit), count_of(self.references, "run")
         if run.twin is not None:
             twin = f"run {run.twin} of {self.reference}"
             if run.is_identical:
@@ -145,21 +139,16 @@ class Noise:
             if run.first.value is None:
                 yield f"{position}: not finite"
             else:
-                band = (
-                    f"{percent(LEVEL)} band {run.first.low:.5g} to {run.first.high:.5g} from {self._reference_count()}"
-                )
+                band = f"{percent(LEVEL)} band {run.first.low:.5g} to {run.first.high:.5g} from {references}"
                 yield f"{position}: {run.first.value:.5g}, {band}; outside at {run.outside} of {steps}"
         elif run.half_width:
-            yield f"inside the {percent(LEVEL)} band of {self._reference_count()} at all of {steps}"
+            yield f"inside the {percent(LEVEL)} band of {references} at all of {steps}"
         elif run.at and not run.is_identical:
             distances = [abs(value - mean) for value, mean in zip(run.values, run.mean, strict=True)]
             n = distances.index(max(distances))
             yield f"furthest at {self.unit} {run.at[n]}: {run.values[n]:.5g} against {run.mean[n]:.5g}"
         elif not run.at:
             yield f"no {self.unit} in common"
-
-    def _reference_count(self) -> str:
-        return count_of(self.references, "run")
 
 
 def noise_of(current: RunSet, baseline: RunSet) -> list[Noise]:
@@ -215,13 +204,12 @@ def compare_with_band(blank: Noise, runs: Sequence[Series], references: Sequence
     reason = "much shorter, not finite, or equal to another"
     note = f"{count_of(excluded, 'run')} of {blank.reference} left out: {reason}" if excluded else ""
     if len(usable) < MIN_RUNS:
-        hint = "encore run --runs 6"
-        note = f"no band: at least {MIN_RUNS} different runs of one set are required, better 6: {hint}"
+        note = f"no band: at least {MIN_RUNS} different runs of one set are required, better 6: encore run --runs 6"
     level = 1 - (1 - LEVEL) / max(len(runs), 1)
     band_runs = usable if len(usable) >= MIN_RUNS else [*usable, *references][:1]
     bands: dict[tuple[int, ...], Rows] = {}
-    tested_runs = (run_in_band(run, band_runs, blank.unit == "step", level, references, bands) for run in runs)
-    return replace(blank, runs=tuple(tested_runs), references=len(usable), note=note)
+    tested = (run_in_band(run, band_runs, blank.unit == "step", level, references, bands) for run in runs)
+    return replace(blank, runs=tuple(tested), references=len(usable), note=note)
 
 
 def run_in_band(
@@ -248,9 +236,8 @@ def run_in_band(
         if steps not in bands:
             bands[steps] = half_width(rows[1:], len(steps) // _POOLED_SHARE if is_loss else 0, level)
         half_widths = bands[steps]
-    result = replace(
-        result, at=steps, values=_to_tuple(rows[0]), mean=_to_tuple(mean), half_width=_to_tuple(half_widths)
-    )
+    values, means, widths = (tuple(row.tolist()) for row in (rows[0], mean, half_widths))
+    result = replace(result, at=steps, values=values, mean=means, half_width=widths)
     beyond = np.flatnonzero(np.abs(rows[0] - mean) > half_widths * (1 + 1e-9)) if len(half_widths) else half_widths
     epochs = dict(zip(run.at, run.epochs, strict=False))
     if len(beyond):
@@ -274,7 +261,7 @@ def half_width(reference: Rows, reach: int, level: float) -> Rows:
     real, imaginary = np.random.default_rng(0).standard_normal((2, _SAMPLES, count + 1, steps + 1))
     samples = np.fft.irfft(np.sqrt(power.mean(0)) * (real + 1j * imaginary), 2 * steps)[..., :steps]
     widest = float(np.quantile(_max_distance(samples[:, 0], samples[:, 1:], reach), level))
-    if count >= _MIN_RUNS_LEAVE_ONE_OUT:
+    if count > 2:  # Leaving one out of two runs leaves no spread
         without = (_max_distance(reference[n], np.delete(reference, n, 0), reach) for n in range(count))
         widest = max(widest, *map(float, without))
     return np.asarray(widest * spread * math.sqrt(1 + 1 / count))
@@ -350,15 +337,11 @@ def _find_twin(run: Series, references: Sequence[Series], is_loss: bool) -> Test
 
 def losses_of(run_set: RunSet) -> list[Series]:
     """Return the losses per experiment in an Encore run folder, if recorded in its metrics."""
-    files = (
-        {path.parent.name[11:]: path for path in run_set.folder.glob("experiment_*/metrics.jsonl")}
-        if run_set.folder
-        else {}
-    )
-    numbers = sorted(int(name) for name in files if name.isdecimal())
+    paths = run_set.folder.glob("experiment_*/metrics.jsonl") if run_set.folder else ()
+    files = {int(path.parent.name[11:]): path for path in paths if path.parent.name[11:].isdecimal()}
     listed = run_set.passport.get("seeds")
     seeds = dict(enumerate(listed if isinstance(listed, list) else ()))
-    series = [replace(_losses(files[f"{n}"]), number=n + 1, seed=seeds.get(n)) for n in numbers if f"{n}" in files]
+    series = [replace(_losses(path), number=n + 1, seed=seeds.get(n)) for n, path in sorted(files.items())]
     return [losses for losses in series if losses.at]
 
 
@@ -390,13 +373,7 @@ def qualities_of(run_set: RunSet) -> dict[str, list[Series]]:
     qualities: dict[str, list[Series]] = {}
     for number, curve in enumerate(curves, 1):
         for name, values in curve.values.items():
-            evaluations = tuple(range(1, len(values) + 1))
             rounded = tuple(float(f"{value:.{_DIGITS}g}") for value in values)
-            qualities.setdefault(name, []).extend(
-                [Series(number=number, at=evaluations, values=rounded)] if values else []
-            )
+            series = Series(number=number, at=tuple(range(1, len(values) + 1)), values=rounded)
+            qualities.setdefault(name, []).extend([series] if values else [])
     return qualities
-
-
-def _to_tuple(values: Rows) -> tuple[float, ...]:
-    return tuple(map(float, values))

@@ -10,7 +10,6 @@
 
 import json
 import statistics
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -158,7 +157,7 @@ def build_run_set(score: Score, findings: tuple[Finding, ...] | None = None) -> 
     finished = [run for run in score.runs if (run.elapsed_minutes or 0.0) > 0]
     scored_runs = score.counted or score.converged or finished
     lengths_by_run = [(run, length) for run in finished if (length := length_of(run)) is not None and length.value > 0]
-    unit = next((unit for unit, _ in Counter(length.unit for _, length in lengths_by_run).most_common(1)), "")
+    unit = statistics.mode(length.unit for _, length in lengths_by_run) if lengths_by_run else ""
     trained = [
         TrainedRun(
             run.elapsed_minutes or 0.0,
@@ -171,7 +170,7 @@ def build_run_set(score: Score, findings: tuple[Finding, ...] | None = None) -> 
     ]
     lengths, per_length = length_samples(trained, minutes.trimmed if minutes else 0)
     with_events = [run for run in score.runs if run.events]
-    first = with_events[0] if with_events else None
+    first = next(iter(with_events), None)
     return RunSet(
         label=score.folder.name if passport else "/".join(score.folder.absolute().parts[-3:]),
         round=score.round,
@@ -194,7 +193,11 @@ def build_run_set(score: Score, findings: tuple[Finding, ...] | None = None) -> 
         targets=targets_for(score.round, score.benchmark, first.global_batch if first else None),
         phases=mean_phases([phases_of(run) for run in scored_runs]),
         curves=tuple(curve_of(run) for run in score.runs),
-        losses=tuple(loss_curve for run in score.runs if (loss_curve := _transposed(run.losses))),
+        losses=tuple(
+            ([samples for samples, _ in run.losses], [loss for _, loss in run.losses])
+            for run in score.runs
+            if run.losses
+        ),
         hyperparameters=_common_hyperparameters(with_events),
         settings=_settings(passport),
         passport=passport,
@@ -250,12 +253,10 @@ def length_samples(runs: Sequence[TrainedRun], trimmed: int) -> tuple[Sample | N
 
 # Common hyperparameters; the most frequent value if the runs differ
 def _common_hyperparameters(runs: Sequence[RunLog]) -> dict[str, object]:
-    common: dict[str, object] = {}
-    for key in dict.fromkeys(key for run in runs for key in run.hyperparameters):
-        values = [run.hyperparameters[key] for run in runs if key in run.hyperparameters]
-        most_common = Counter(json.dumps(value, sort_keys=True) for value in values).most_common(1)[0][0]
-        common[key] = json.loads(most_common)
-    return common
+    texts: dict[str, list[str]] = {}
+    for key, value in (item for run in runs for item in run.hyperparameters.items()):
+        texts.setdefault(key, []).append(json.dumps(value, sort_keys=True))
+    return {key: json.loads(statistics.mode(values)) for key, values in texts.items()}
 
 
 def _hardware(score: Score, first: RunLog | None) -> System:
@@ -325,23 +326,22 @@ def first_step_seconds(run_set: RunSet) -> dict[str, float]:
     return {"first_step_s": statistics.fmean(seconds)} if seconds else {}
 
 
-def _transposed(losses: Sequence[tuple[float, float]]) -> LossCurve | None:
-    return ([samples for samples, _ in losses], [loss for _, loss in losses]) if losses else None
-
-
 # --- digests ----------------------------------------------------------------------------------------------------------
 
 
 def submission(cell: PublishedResult, logs: Path | None = None) -> RunSet:
     """Return the published cell as a run set: from its logs below ``logs``, from its digest, or its score only."""
-    run_set = _load_from_logs(cell, logs) if logs is not None else None
-    line = _read_digest_line(cell)
-    return run_set or _with_published_score(parse_digest(json.loads(line)) if line else _score_only(cell), cell)
+    if logs is not None and (run_set := _load_from_logs(cell, logs)):
+        return run_set
+    # Other lines are not parsed.
+    start = f'{{"name":{json.dumps(cell.name)},"benchmark":'
+    start += f"{json.dumps(cell.benchmark)}," if cell.benchmark else ""
+    line = next((line for line in lines_of(cell.round)[1:] if line.startswith(start)), "")
+    return _with_published_score(parse_digest(json.loads(line)) if line else _score_only(cell), cell)
 
 
 def digests(round_: str) -> Iterator[RunSet]:
-    for line in lines_of(round_)[1:]:
-        yield parse_digest(json.loads(line))
+    return (parse_digest(json.loads(line)) for line in lines_of(round_)[1:])
 
 
 def parse_digest(entry: dict[str, Any]) -> RunSet:
@@ -414,29 +414,21 @@ def _with_published_score(run_set: RunSet, cell: PublishedResult) -> RunSet:
 
 # A result without logs: the spread is that of the coefficient of variation, if run times were published
 def _score_only(cell: PublishedResult) -> RunSet:
-    score = None
-    if cell.score_minutes is not None:
-        spread = cell.score_minutes * cell.cv if cell.cv else None
-        score = Sample(estimate=cell.score_minutes, spread=spread, count=cell.runs or 1, trimmed=int(cell.runs > 2))
+    minutes = cell.score_minutes or 0.0
+    spread = minutes * cell.cv if cell.cv else None
+    score = Sample(estimate=minutes, spread=spread, count=cell.runs or 1, trimmed=int(cell.runs > 2))
     return RunSet(
         label=cell.name,
         round=cell.round,
         benchmark=cell.benchmark,
         hardware=cell.hardware,
-        score=score,
+        score=None if cell.score_minutes is None else score,
         missing=cell.note,
         runs=cell.runs,
         global_batch=cell.global_batch,
         division=cell.division,
         targets=targets_for(cell.round, cell.benchmark, cell.global_batch),
     )
-
-
-# The cell's line in the digests of its round, or ""; other lines are not parsed
-def _read_digest_line(cell: PublishedResult) -> str:
-    start = f'{{"name":{json.dumps(cell.name)},"benchmark":'
-    start += f"{json.dumps(cell.benchmark)}," if cell.benchmark else ""
-    return next((line for line in lines_of(cell.round)[1:] if line.startswith(start)), "")
 
 
 # --- raw and official scores --------------------------------------------------------------------------------
@@ -475,8 +467,7 @@ def score_caveats(current: RunSet, baseline: RunSet) -> Iterator[str]:
     if factors == [1.0, 1.0]:
         return
     if current.score_kind == "official":
-        factor, baseline_factor = (f"x {factor:.4f}" for factor in factors)
-        scores = f"raw scores {factor} (yours) and {baseline_factor}"
+        scores = f"raw scores x {factors[0]:.4f} (yours) and x {factors[1]:.4f}"
         yield f"official score against official score: {scores}, reference convergence"
         return
     run_sets = {"yours": current, baseline.label: baseline}

@@ -48,7 +48,13 @@ def goodput_of(run: RunLog) -> Goodput | None:
         return None
     records = _records(run.path)
     trained = phases["train_s"]
-    lost = min(_lost_seconds(records), trained)
+    # From the last record that a checkpoint kept to the first of the run that continued from it.
+    lost = sum(
+        max(0.0, float(later["time"]) - float(earlier["time"]))
+        for earlier, later in itertools.pairwise(records)
+        if later["kind"] == "start" and later.get("resumed_step")
+    )
+    lost = min(lost, trained)
     saved = sum(
         float(record["seconds"]) for record in records if record["kind"] == "checkpoint" and record["time"] <= stop
     )
@@ -87,15 +93,6 @@ def _records(log: Path) -> list[dict[str, Any]]:
     experiment = experiment_of(log)
     records = json_objects(lines_of(experiment / "metrics.jsonl")) if experiment else ()
     return [record for record in records if "kind" in record and isinstance(record.get("time"), int | float)]
-
-
-def _lost_seconds(records: Sequence[dict[str, Any]]) -> float:
-    # From the last record that a checkpoint kept to the first of the run that continued from it.
-    return sum(
-        max(0.0, float(later["time"]) - float(earlier["time"]))
-        for earlier, later in itertools.pairwise(records)
-        if later["kind"] == "start" and later.get("resumed_step")
-    )
 
 
 def table_of(runs: Sequence[RunLog]) -> Table | None:

@@ -75,14 +75,10 @@ class Event(NamedTuple):
     refused_time: str = ""  # ``time_ms`` if it is not a valid time
 
 
-def _ignore(line: int, text: str) -> None:
-    """Take no note of damage."""
-
-
 ReadEvents = Callable[[Path, OnDamage], Iterator[Event]]
 
 
-def read_events(path: str | PathLike[str], on_damage: OnDamage = _ignore) -> Iterator[Event]:
+def read_events(path: str | PathLike[str], on_damage: OnDamage = lambda line, text: None) -> Iterator[Event]:
     """Yield the events in file order, ignoring all other content.
 
     Other text, invalid UTF-8, NUL bytes and endless lines are skipped; only ``OSError`` is raised. Damaged events
@@ -149,7 +145,7 @@ def has_mark(path: Path) -> bool:
         return True
 
 
-def parse_line(text: str, number: int = 0, on_damage: OnDamage = _ignore) -> Iterator[Event]:
+def parse_line(text: str, number: int = 0, on_damage: OnDamage = lambda line, text: None) -> Iterator[Event]:
     """Yield the events in a line of text: several if processes wrote at the same time."""
     match = _TOKEN.search(text)
     if match is None and ":::ML" in text:

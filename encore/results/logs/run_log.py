@@ -8,8 +8,8 @@ print(run.benchmark, run.minutes, run.reason, run.explanation)
 import json
 import math
 import re
+import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -91,9 +91,7 @@ _NO_HYPERPARAMETER = re.compile(
     r"|eval_iteration|eval_result|cache_clear|run_clear_caches|model_hp_|tracked_stats|save_model|train_checkpoint"
     r"|throughput|power_|step_|actual_selfplay"
 )
-_LARGEST_FRACTION = 1.0
 _LONGEST_DAYS = 60  # The longest public run took 8 days
-_MINUTES_PER_DAY = 1440
 # The years 1990 and 2200: times between them are clock times, even if the clock is wrong.
 _EARLIEST_DATE_S, _LATEST_DATE_S = 631_152_000, 7_258_118_400
 _TEXTS = {"submission_division": "division", "submission_org": "org", "submission_platform": "platform"}
@@ -224,8 +222,8 @@ ORG_PLACEHOLDER = "SUBMISSION_ORG_PLACEHOLDER"  # Default of the reference imple
 
 def submitter_of(runs: Iterable[RunLog]) -> str | None:
     """Return the most frequent submitter in the logs, or None."""
-    names = Counter(run.org for run in runs if run.org and run.org != ORG_PLACEHOLDER)
-    return names.most_common(1)[0][0] if names else None
+    names = [run.org for run in runs if run.org and run.org != ORG_PLACEHOLDER]
+    return statistics.mode(names) if names else None
 
 
 # Parser state for one log, and evidence that decides whether its time counts.
@@ -246,11 +244,6 @@ class _Reading:
     eval_result_s: float | None = None
     damaged: list[tuple[int, str]] = field(default_factory=list)
     last_damaged: tuple[int, str] | None = None
-
-    @property
-    def benchmark(self) -> str | None:
-        """First benchmark in the log."""
-        return next(iter(self.benchmarks), None)
 
     def note_damaged(self, line: int, text: str) -> None:
         """Record a damaged event, and whether it invalidates the log.
@@ -282,15 +275,13 @@ class _Reading:
             notes = handlers.get(key)
             if notes is None:
                 notes = _handlers_for(key)
+                self.keys |= {key} & ROUND_KEYS
                 if len(handlers) < _KEYS:
                     handlers[key] = notes
             for note in notes:
                 note(self, event)
             if seconds is not None and seconds > latest:
                 run.last_s = latest = seconds
-
-    def note_benchmark(self, event: Event) -> None:
-        self._name(event.value)
 
     def _name(self, name: object) -> None:
         benchmark = canonical(name) if isinstance(name, str) else None
@@ -314,17 +305,13 @@ class _Reading:
         if getattr(self.run, _FIGURES[event.key]) is None:
             setattr(self.run, _FIGURES[event.key], number_of(event.value))
 
-    def round_key(self, event: Event) -> None:
-        self.keys.add(event.key)
-
     # Remove invalid times, which must not be used to measure the run.
     def _drop_invalid_time(self, event: Event) -> Event:
         if 0 < (event.time_s or 0) < _EARLIEST_S and str(event.metadata.get("file")).endswith(_HUGECTR):
             return event
         if event.key in ("run_start", "run_stop") and self.untimely is None:
-            self.untimely = event
-            self.run.untimely_line = event.line
-        return event if event.time_s is None else event._replace(time_s=None)
+            self.untimely, self.run.untimely_line = event, event.line
+        return event._replace(time_s=None)
 
     def start(self, event: Event) -> None:
         run = self.run
@@ -450,18 +437,18 @@ class _Reading:
     def finish(self, round_: str | None) -> RunLog:
         """Return the run, evaluated by the rules of ``round_``, by default the round of the log."""
         run = self.run
-        start = run.starts[0][1] if run.starts else None
-        evidence = (run.dialects, self.benchmark, run.division, self.keys, start)
+        benchmark = next(iter(self.benchmarks), None)
+        evidence = (run.dialects, benchmark, run.division, self.keys, run.starts[0][1] if run.starts else None)
         round_source = (round_, "as asked for", False) if round_ else find_round(run.path, *evidence)
         run.round, run.round_found, run.round_is_guess = round_source
-        run.benchmark = self.benchmark or canonical(run.path.absolute().parent.name)
+        run.benchmark = benchmark or canonical(run.path.absolute().parent.name)
         run.quality = _bleu_to_percent(self.evaluations, run.benchmark, run.round, "mllog" in run.dialects)
         run.seeds = tuple(self.seeds)
         if run.round and run.benchmark and run.division != "open":
             run.targets = targets_of(run.round, run.benchmark, run.global_batch)
         run.start_s, run.stop_s, run.elapsed_minutes = self._clock()
         run.reason, run.explanation = self._judge()
-        if run.elapsed_minutes is not None and run.elapsed_minutes > _LONGEST_DAYS * _MINUTES_PER_DAY:
+        if run.elapsed_minutes is not None and run.elapsed_minutes > _LONGEST_DAYS * 1440:
             run.start_s = run.stop_s = run.elapsed_minutes = None
         run.minutes = run.elapsed_minutes if run.reason is None else None
         return run
@@ -503,8 +490,8 @@ class _Reading:
         if elapsed <= 0:
             interval = f"{-elapsed * 60:.3f} s before" if elapsed else "at the same time as"
             return Reason.CLOCK, f"run_stop is {interval} run_start"
-        if elapsed > _LONGEST_DAYS * _MINUTES_PER_DAY:
-            days = elapsed / _MINUTES_PER_DAY
+        if elapsed > _LONGEST_DAYS * 1440:
+            days = elapsed / 1440
             return Reason.CLOCK, f"run_stop is {days:.0f} days after run_start: no run takes more than {_LONGEST_DAYS}"
         return self._judge_quality()
 
@@ -546,13 +533,12 @@ _NOTES: dict[str, _Note] = {
 # Event handlers for a key.
 def _handlers_for(key: str) -> tuple[_Note, ...]:
     notes = [
-        (key == "submission_benchmark", _Reading.note_benchmark),
+        (key == "submission_benchmark", lambda reading, event: reading._name(event.value)),
         (True, _NOTES[key]) if key in _NOTES else (not _NO_HYPERPARAMETER.match(key), _Reading.hyperparameter),
         (key in _FIGURES, _Reading.figure),
         (key in _PHASES, _Reading.phase),
         (key in _PROGRESS, _Reading.note_progress),
         (key in ("train_loss", "tracked_stats"), _Reading.loss),
-        (key in ROUND_KEYS, _Reading.round_key),
     ]
     return tuple(note for applies, note in notes if applies)
 
@@ -607,6 +593,6 @@ def _bleu_to_percent(
 ) -> list[Quality]:
     best = max((value for point in quality for value in point.values.values()), default=math.inf)
     learns_nothing = round_ in ("v0.5", "v0.6") and best < 0.1 and not has_new_lines
-    if benchmark not in BLEU_BENCHMARKS or best > _LARGEST_FRACTION or learns_nothing:
+    if benchmark not in BLEU_BENCHMARKS or best > 1.0 or learns_nothing:
         return quality
     return [replace(point, values={name: value * 100 for name, value in point.values.items()}) for point in quality]

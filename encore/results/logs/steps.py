@@ -9,7 +9,7 @@ rank, which is visible because it waits less than the other ranks.
 
 import itertools
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -69,19 +69,17 @@ class SlowRank:
 
 def windows_of(experiment: Path, recent: bool = False) -> dict[int, list[Window]]:
     """Return the windows per rank, in order; ``recent``: only the last ones, which reads little data."""
-    windows = {}
+    windows: dict[int, list[Window]] = {}
+    names = {field.name for field in fields(Window)}
     for path in sorted((experiment / FOLDER).glob("rank_*.jsonl")):
         with suppress(OSError, ValueError):
             rank = int(path.stem[5:])
-            windows[rank] = list(_windows(rank, lines_at_end(path, _LAST_BYTES) if recent else lines_of(path)))
+            windows[rank] = []
+            for record in json_objects(lines_at_end(path, _LAST_BYTES) if recent else lines_of(path)):
+                with suppress(TypeError):
+                    window = Window(rank=rank, **{name: value for name, value in record.items() if name in names})
+                    windows[rank].append(window)
     return dict(sorted(windows.items()))
-
-
-def _windows(rank: int, lines: Iterable[str]) -> Iterable[Window]:
-    names = {field.name for field in fields(Window)}
-    for record in json_objects(lines):
-        with suppress(TypeError):
-            yield Window(rank=rank, **{name: value for name, value in record.items() if name in names})
 
 
 def slow_rank(windows: Mapping[int, Sequence[Window]], now: float | None = None) -> SlowRank | None:

@@ -50,7 +50,6 @@ def readings_of(experiment: Path, start: float = 0.0, stop: float = math.inf) ->
     for path in files_of(experiment):
         for reading in _readings(lines_of(path)):
             if start <= reading["time"] <= stop:
-                # Files from single-node runs of older versions do not contain the node.
                 readings_by_node.setdefault(str(reading.get("node", path.stem)), []).append(reading)
     return {
         node: sorted(readings, key=lambda reading: float(reading["time"]))
@@ -75,8 +74,9 @@ def slow_gpu(experiment: Path, now: float) -> str:
     clocks: dict[tuple[str, int], list[float]] = {}
     reasons: dict[tuple[str, int], int] = {}
     for path in files_of(experiment):
-        for reading in _recent(path, now):
-            for number, gpu in enumerate(reading.get("gpus", ())):
+        for reading in _readings(lines_at_end(path, _LAST_BYTES)):
+            is_recent = now - RECENT_SECONDS < float(reading["time"]) and "node" in reading
+            for number, gpu in enumerate(reading.get("gpus", ()) if is_recent else ()):
                 if gpu.get("sm_mhz") and in_use(gpu):
                     gpu_key = str(reading["node"]), number
                     clocks.setdefault(gpu_key, []).append(float(gpu["sm_mhz"]))
@@ -88,12 +88,6 @@ def slow_gpu(experiment: Path, now: float) -> str:
     throttle_reasons = ", ".join(reason for bit, reason in THROTTLE.items() if reasons[slow.name] & bit)
     clock = f"{slow.value:.0f} MHz, the others {slow.others:.0f}"
     return f"GPU {number} of {node} is slow: {clock}" + (f" ({throttle_reasons})" if throttle_reasons else "")
-
-
-def _recent(path: Path, now: float) -> Iterator[Reading]:
-    for reading in _readings(lines_at_end(path, _LAST_BYTES)):
-        if now - RECENT_SECONDS < float(reading["time"]) and "node" in reading:
-            yield reading
 
 
 def gpu_kilojoules(run: RunLog) -> float | None:

@@ -89,13 +89,13 @@ def phases_of(run: RunLog) -> dict[str, float]:
 
 def mean_phases(runs: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
     """Return the mean seconds per phase over the runs with that phase. A score is a mean as well: they add up to it."""
-    means = {}
-    for name in PHASES:
-        values = [value for phases in runs if (value := phases.get(name)) is not None]
-        if values:
-            # Runs without evaluations on the clock count as 0 s.
-            means[name] = math.fsum(values) / (len(runs) if name == "evaluate_s" else len(values))
-    return means
+    by_name = {name: [value for phases in runs if (value := phases.get(name)) is not None] for name in PHASES}
+    # Runs without evaluations on the clock count as 0 s.
+    return {
+        name: math.fsum(values) / (len(runs) if name == "evaluate_s" else len(values))
+        for name, values in by_name.items()
+        if values
+    }
 
 
 def length_of(run: RunLog) -> Length | None:

@@ -52,11 +52,8 @@ def sections(table: Table) -> list[Table]:
         labels = [label for label in group[1:] if label] or ["division and availability not known"]
         part = replace(table, title=", ".join([group[0], *labels]), rows=tuple(rows))
         empty = {column for index, column in enumerate(table.columns) if all(row[index] is None for row in rows)}
-        parts.append(
-            _select_columns(
-                part, [column for column in table.columns[len(GROUPS) :] if column not in empty - {*_SYSTEM}]
-            )
-        )
+        columns = [column for column in table.columns[len(GROUPS) :] if column not in empty - {*_SYSTEM}]
+        parts.append(_select_columns(part, columns))
     return parts
 
 
@@ -144,7 +141,7 @@ def forecast_table() -> _Rates:
             line["benchmark"],
             line["cut"],
             str(line["runs"]),
-            _format_percent(line["forecasts"] / line["runs"]),
+            f"{line['forecasts'] / line['runs'] * 100:.1f}",
             *_accuracy_cells(line),
         ]
         for line in _forecasts("held_out")
@@ -156,17 +153,12 @@ def forecast_by_round() -> _Rates:
     return head, [[line["round"], str(line["forecasts"]), *_accuracy_cells(line)] for line in _forecasts("by_round")]
 
 
-def _forecasts(part: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads((DATA / "forecast.json").read_text("utf-8"))[part]
-    return rows
+def _forecasts(part: str) -> Any:
+    return json.loads((DATA / "forecast.json").read_text("utf-8"))[part]
 
 
 def _accuracy_cells(line: dict[str, Any]) -> list[str]:
-    return [_format_percent(line[key]) if key in line else "–" for key in ("inside", "error", "width")]
-
-
-def _format_percent(share: float) -> str:
-    return f"{share * 100:.1f}"
+    return [f"{line[key] * 100:.1f}" if key in line else "–" for key in ("inside", "error", "width")]
 
 
 def _sizes(line: dict[str, str]) -> str:

@@ -9,11 +9,9 @@ the counted runs, like mlperf-logging's result_summarizer, which prints joules a
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from typing_extensions import TypedDict
 
 from encore.errors import EncoreError
 from encore.results.logs.reader import Event, number_of, read_events
@@ -24,41 +22,16 @@ _NODE = re.compile(r"node_\d+\.txt")
 _SWITCH = re.compile(r"sw_\d+\.txt")
 
 
-class EnergyJson(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class Energy:
     """Energy of the counted runs of a set with power logs."""
 
     kilojoules: float | None
     official_kilojoules: float | None  # Times the factor of scaling.json
     watts: float | None  # Mean power while the counted runs trained
     nodes: int | None
-    runs: dict[str, float | None]  # Kilojoules by file
-    missing: str  # Reason for the missing energy; empty with a value
-
-
-@dataclass(frozen=True, kw_only=True)
-class Energy:
-    """Energy of the counted runs in kilojoules; None with the reason in ``missing``."""
-
-    kilojoules: float | None
-    official_kilojoules: float | None  # Times the factor of scaling.json; None without one
-    watts: float | None  # Mean power while the counted runs trained
-    nodes: int | None
-    runs: tuple[tuple[str, float | None], ...]  # File and kilojoules of the runs with a time
-    missing: str = ""
-
-    def as_json(self) -> EnergyJson:
-        return {
-            "kilojoules": self.kilojoules,
-            "official_kilojoules": self.official_kilojoules,
-            "watts": self.watts,
-            "nodes": self.nodes,
-            "runs": dict(self.runs),
-            "missing": self.missing,
-        }
-
-
-class _NoEnergyError(Exception):
-    pass
+    runs: Mapping[str, float | None]  # Kilojoules by file
+    missing: str = ""  # Reason for the missing energy; empty with a value
 
 
 def energy_of(score: Score) -> Energy | None:
@@ -73,7 +46,7 @@ def energy_of(score: Score) -> Energy | None:
             joules, count = _run_energy(score.folder / "power" / run.path.name.split(".")[0], run)
             kilojoules[run.path.name] = joules / 1000
             nodes.add(count)
-        except (_NoEnergyError, EncoreError, OSError) as error:
+        except (EncoreError, OSError) as error:
             reasons[run.path.name] = str(error)
     counted_kilojoules = [kilojoules.get(run.path.name) for run in score.counted]
     values = [energy for energy in counted_kilojoules if energy is not None]
@@ -86,7 +59,7 @@ def energy_of(score: Score) -> Energy | None:
         official_kilojoules=official(mean, score.scaling_factor),
         watts=mean * 1000 / (score.score_minutes * 60) if mean is not None and score.score_minutes else None,
         nodes=max(nodes) if len(nodes) == 1 else None,
-        runs=tuple((run.path.name, kilojoules.get(run.path.name)) for run in score.converged),
+        runs={run.path.name: kilojoules.get(run.path.name) for run in score.converged},
         missing=missing,
     )
 
@@ -102,11 +75,11 @@ def _missing(score: Score, reasons: dict[str, str], nodes: set[int]) -> str:
 # Run energy in joules, and the number of nodes.
 def _run_energy(folder: Path, run: RunLog) -> tuple[float, int]:
     if not folder.is_dir():
-        raise _NoEnergyError(f"no folder power/{folder.name}")
+        raise EncoreError(f"no folder power/{folder.name}")
     files = sorted(folder.iterdir())
     nodes = [file for file in files if _NODE.fullmatch(file.name)]
     if not nodes:
-        raise _NoEnergyError(f"no node_0.txt in power/{folder.name}")
+        raise EncoreError(f"no node_0.txt in power/{folder.name}")
     seconds = (run.minutes or 0.0) * 60
     joules = sum(_node_energy(file, seconds) for file in nodes)
     return joules + sum(_switch_energy(file, seconds) for file in files if _SWITCH.fullmatch(file.name)), len(nodes)
@@ -119,14 +92,14 @@ def _node_energy(file: Path, seconds: float) -> float:
     )
     start = next((event.time_s for event in events if event.key == "power_measurement_start"), None)
     if start is None:
-        raise _NoEnergyError(f"{file.parent.name}/{file.name} has no power_measurement_start")
+        raise EncoreError(f"{file.parent.name}/{file.name} has no power_measurement_start")
     stop = next((event.time_s for event in events if event.key == "power_measurement_stop"), None)
     if stop is not None and stop <= start:
-        raise _NoEnergyError(f"{file.parent.name}/{file.name} stops measuring at the time of its start")
+        raise EncoreError(f"{file.parent.name}/{file.name} stops measuring at the time of its start")
     readings = list(_readings(events, start, stop))
     end = stop if stop is not None else readings[-1][0] if readings else start
     if not readings or end <= start:
-        raise _NoEnergyError(f"{file.parent.name}/{file.name} has no power_reading after its start")
+        raise EncoreError(f"{file.parent.name}/{file.name} has no power_reading after its start")
     ends = [start, *(time for time, _ in readings)]
     measured = math.fsum(watts * (time - previous) for (time, watts), previous in zip(readings, ends, strict=False))
     return _efficiency(events) * measured * seconds / (end - start)

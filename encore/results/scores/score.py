@@ -268,8 +268,9 @@ def _sets_below(root: Path, any_log: bool, visited: set[Path]) -> Iterator[FileS
 
 def score_runs(folder: Path, runs: Sequence[RunLog]) -> Score:
     """Score runs with the same benchmark and round, in file order."""
-    round_, benchmark, batch = _set_key(runs)
-    rule = rule_for(round_, benchmark, batch)
+    first = next((run for run in runs if run.events), runs[0])
+    round_, benchmark = (first.round, first.benchmark) if first.events else (None, None)
+    rule = rule_for(round_, benchmark, first.global_batch)
     scaling = read_scaling(folder, round_)
     score = Score(
         folder=folder,
@@ -389,10 +390,6 @@ def one_round(runs: Sequence[RunLog]) -> list[RunLog]:
         else run
         for run in runs
     ]
-
-
-def _set_key(runs: Sequence[RunLog]) -> tuple[str | None, str | None, float | None]:
-    return next(((run.round, run.benchmark, run.global_batch) for run in runs if run.events), (None, None, None))
 
 
 def _no_rule(runs: Sequence[RunLog], round_: str | None, benchmark: str | None) -> str:
