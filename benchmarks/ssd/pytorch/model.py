@@ -142,7 +142,7 @@ class SSD(nn.Module):
         return outputs.reshape(features.shape[0], -1, self._outputs)
 
 
-WEIGHTS = "a ResNet-34 in torchvision's names (resnet34-333f7ec4.pth and later ones)"
+WEIGHTS = "a ResNet-34 in torchvision's names (resnet34-b627a593.pth)"
 
 
 def load_backbone(network: SSD, path: Path) -> None:
