@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -36,19 +35,15 @@ LAB = {
 }  # fmt: skip
 
 
-def _is_output_closed() -> bool:
-    output = select.poll()
-    output.register(sys.stdout, select.POLLERR)
-    return any(event & select.POLLERR for _, event in output.poll(0))
-
-
 @contextmanager
 def _closed_pipe() -> Iterator[None]:
     # click exits with 1 if the reader has left; `head`, which has seen enough, is not an error.
     try:
         yield
     except BrokenPipeError:
-        if not _is_output_closed():
+        output = select.poll()
+        output.register(sys.stdout, select.POLLERR)
+        if not output.poll(0):
             raise
         files.discard(sys.stdout)
         raise SystemExit(ExitCode.REACHED) from None
@@ -145,10 +140,6 @@ def options(
     """Take the options of all commands."""
 
 
-def _terminated(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def _check_encoding() -> None:
     # JSON files and MLPerf logs are UTF-8 and contain these paths.
     for name in (*sys.argv[1:], str(Path.cwd()), str(paths.cache_folder()), str(paths.ROOT)):
@@ -162,7 +153,7 @@ def _check_encoding() -> None:
 
 def main() -> None:
     # SIGTERM from a job scheduler stops a setup or data preparation like Ctrl-C, children first.
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     atexit.register(_flush_output)
     try:
         _check_encoding()

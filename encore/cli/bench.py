@@ -15,7 +15,12 @@ from encore.machine import node
 from encore.results.audit import kernels
 from encore.run import planning, programs
 
-_ONCE = frozenset({"roofline", "output", "steps", "repeats"})  # Options that --profile does not support
+# Options that an option does not support
+_UNUSED = {
+    "profile": {"roofline", "output", "steps", "repeats"},
+    "project": {"roofline", "output", "profile"},
+    "roofline": {"repeats"},
+}
 
 
 class Speed(TypedDict):
@@ -102,20 +107,19 @@ def bench(
 
       encore bench resnet-pytorch --profile profile.json    compared with declared precisions by encore audit
     """
-    screen = layout.console(stderr=as_json)
-    if profile is not None:
-        _refuse(context, "--profile", _ONCE)
-        _refuse_file(profile)
-    if project:
-        _refuse(context, "--project", frozenset({"roofline", "output", "profile"}))
-    elif measured is not None:
+    given = options.given(context)
+    for option, unused in _UNUSED.items():
+        names = ", ".join(f"--{name}" for name in sorted(given & unused))
+        if option in given and names:
+            raise EncoreError(
+                f"{names} with --{option}", expected=f"--{option} without {names}", hint="omit one of the options"
+            )
+    if measured is not None and not project:
         raise EncoreError("--measured without --project", expected="both options")
     if roofline != (output is not None):
         raise EncoreError(
             "--roofline and -o DIR require each other", expected="both: --roofline writes its page to DIR"
         )
-    if roofline:
-        _refuse(context, "--roofline", frozenset({"repeats"}))
     request = planning.Request(
         name=benchmark,
         gpus=1,
@@ -125,19 +129,24 @@ def bench(
         settings=tuple(settings or ()),
         python=python,
     )
+    counts = ("--steps", str(steps), "--repeats", str(repeats))
     if profile is not None:
         _profile(request, profile, as_json)
-        return
-    if output is not None:
-        _measure_roofline(request, steps, output, as_json)
-        return
-    counts = ("--steps", str(steps), "--repeats", str(repeats))
-    if project:
+    elif output is not None:
+        arguments = (*counts[:2], "--peaks", "gpu" if node.this_node().gpus else "cpu")
+        extensions.load("bench --roofline")(request.name, _counted(request, arguments, as_json), output, as_json)
+    elif project:
         _project(request, measured, counts, as_json)
-        return
+    else:
+        _bench(request, counts, as_json)
+
+
+def _bench(request: planning.Request, counts: tuple[str, ...], as_json: bool) -> None:
+    screen = layout.console(stderr=as_json)
     with data.shown_progress(screen) as on_update:
         result = cast(Benched, programs.measure(request, "{module}.bench", counts, screen.print, on_update))
-    if sheet := _of_sheet(result):
+    gpus = node.gpus() if result["device"] == "gpu" else ()
+    if gpus and (sheet := peaks.peak_of(gpus[0].name, result["precision"])):
         result["sheet_flops_per_second"], result["sheet_source"] = sheet
     if as_json:
         layout.write_json("bench", result)
@@ -223,12 +232,6 @@ def _projection_rows(projected: Mapping[str, Any]) -> Sequence[tuple[str, str | 
     )
 
 
-# Peak throughput from the GPU data sheet, with its label.
-def _of_sheet(result: Benched) -> tuple[float, str] | None:
-    gpus = node.gpus() if result["device"] == "gpu" else ()
-    return peaks.peak_of(gpus[0].name, result["precision"]) if gpus else None
-
-
 # Model FLOPs and utilization, with synthetic data if measured, else with real data.
 def _utilization(result: Benched) -> Iterator[str]:
     loops = {name: speed for name, speed in result["measured"].items() if "flops_per_second" in speed}
@@ -249,16 +252,8 @@ def _utilization(result: Benched) -> Iterator[str]:
     yield f"model FLOPs: {flops} a {unit} trained on; {speed}/s on {data} data{utilization}"
 
 
-def _refuse(context: typer.Context, option: str, unused: frozenset[str]) -> None:
-    names = ", ".join(f"--{name}" for name in sorted(options.given(context) & unused))
-    if names:
-        raise EncoreError(
-            f"{names} with {option}", expected=f"{option} without {names}", hint="omit one of the options"
-        )
-
-
 # A measurement takes minutes, so unusable output paths are rejected at the start.
-def _refuse_file(path: Path) -> None:
+def _profile(request: planning.Request, path: Path, as_json: bool) -> None:
     if not path.name.endswith((".json", ".json.gz")) or path.is_dir():
         problem = f"{path} is a folder" if path.is_dir() else f"--profile {path}: unsupported file type"
         raise EncoreError(problem, expected="a .json or .json.gz file", hint="--profile profile.json")
@@ -268,15 +263,6 @@ def _refuse_file(path: Path) -> None:
             expected="a file in an existing folder",
             hint=f"mkdir -p {path.parent}",
         )
-
-
-def _measure_roofline(request: planning.Request, steps: int, folder: Path, as_json: bool) -> None:
-    arguments = ("--steps", str(steps), "--peaks", "gpu" if node.this_node().gpus else "cpu")
-    result = _counted(request, arguments, as_json)
-    extensions.load("bench --roofline")(request.name, result, folder, as_json)
-
-
-def _profile(request: planning.Request, path: Path, as_json: bool) -> None:
     _counted(request, ("--steps", "1", "--trace", str(path.absolute())), as_json)
     try:
         precisions = kernels.read_profile(path)

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich import filesize
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from typing_extensions import TypedDict
 
 from encore import catalogue, configuration, data, download, environment, hub, job, paths
@@ -110,14 +109,18 @@ def _prepare(
     target: runtimes.Target = runtimes.ON_HOST,
     python: Path | None = None,
 ) -> data.DataPassport:
-    name = choice.benchmark.name
+    name, source = choice.benchmark.name, preparation.source
     created = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     try:
         runner: Path | job.Command
         if target.runtime != "host":
             runner = _container_of(target, name, directory, preparation)
-        elif python is None and _has_parquet(preparation.source):
-            runner = _with_parquet(choice, directory, preparation)
+        elif python is None and source and any(path.suffix == ".parquet" for path in (source, *source.glob("*"))):
+            # The framework's environment, followed by the packages that read Parquet
+            variables = programs.variables_of(choice, None, [hub.ENVIRONMENT], lambda text: typer.echo(text, err=True))
+            command = data.prepare_command(variables["ENCORE_PYTHON"], name, directory, preparation)
+            argv = (*command, "--progress", "json")
+            runner = job.Command(argv=argv, environment=variables, working_directory=paths.ROOT)
         else:
             runner = _python_of(choice, python)
         with shown_progress(Console(stderr=True)) as on_update:
@@ -368,12 +371,12 @@ def _container_of(
     target: runtimes.Target, benchmark: str, directory: Path, preparation: data.Preparation
 ) -> job.Command:
     # Container command for the preparation. The mounted folders must exist before the start.
+    source = preparation.source
     if target.problem is not None:
         raise target.problem
-    folders = [directory.absolute(), *([preparation.source.absolute()] if preparation.source else [])]
-    preflight.refuse_failed(checks.check_folders(folders))
-    if preparation.source is not None and not preparation.source.exists():
-        raise EncoreError(f"{preparation.source} does not exist", hint="pass the folder of the raw data")
+    preflight.refuse_failed(checks.check_folders([folder.absolute() for folder in (directory, source) if folder]))
+    if source is not None and not source.exists():
+        raise EncoreError(f"{source} does not exist", hint="pass the folder of the raw data")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -390,61 +393,31 @@ def _python_of(choice: catalogue.Choice, python: Path | None) -> Path:
     return environment.ensure_environment(choice.implementation.framework, lambda text: typer.echo(text, err=True))
 
 
-def _has_parquet(source: Path | None) -> bool:
-    return source is not None and any(path.suffix == ".parquet" for path in (source, *source.glob("*")))
-
-
-def _with_parquet(choice: catalogue.Choice, directory: Path, preparation: data.Preparation) -> job.Command:
-    # The preparation in the framework's environment, followed by the packages that read Parquet.
-    variables = programs.variables_of(choice, None, [hub.ENVIRONMENT], lambda text: typer.echo(text, err=True))
-    command = data.prepare_command(variables["ENCORE_PYTHON"], choice.benchmark.name, directory, preparation)
-    argv = (*command, "--progress", "json")
-    return job.Command(argv=argv, environment=variables, working_directory=paths.ROOT)
-
-
 @contextmanager
 def shown_progress(console: Console) -> Iterator[data.OnUpdate]:
-    if not console.is_terminal:
-        yield _plain_lines(console)
-        return
-    columns = (TextColumn("{task.description:>8}"), BarColumn(), _Count(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as bars:
-        tasks = {}
+    columns = (
+        TextColumn("{task.description:>8}"), BarColumn(), TextColumn("{task.fields[amount]}"), TimeRemainingColumn(),
+    )  # fmt: skip
+    tasks, printed = dict[str, TaskID](), dict[str, float]()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
 
         def update(news: data.Update) -> None:
-            if news.note:
-                console.print(news.note, highlight=False, markup=False)
-                return
-            if news.phase not in tasks:
-                tasks[news.phase] = bars.add_task(news.phase, total=news.total, unit=news.unit)
-            bars.update(tasks[news.phase], completed=news.done, total=news.total)
+            count = amount(news.done, news.total, news.unit)
+            is_due = news.done == news.total or time.monotonic() - printed.get(news.phase, 0.0) >= PLAIN_SECONDS
+            if console.is_terminal and not news.note:
+                if news.phase not in tasks:
+                    tasks[news.phase] = bars.add_task(news.phase, amount="")
+                bars.update(tasks[news.phase], completed=news.done, total=news.total, amount=count)
+            elif news.note or is_due:
+                printed[news.phase] = time.monotonic()
+                console.print(news.note or f"{news.phase}: {count}", soft_wrap=True, highlight=False, markup=False)
 
         yield update
-
-
-class _Count(ProgressColumn):
-    """Phase progress, in the phase's units."""
-
-    def render(self, task: Task) -> Text:
-        return Text(amount(int(task.completed), None if task.total is None else int(task.total), task.fields["unit"]))
 
 
 def amount(done: int, total: int | None, unit: str) -> str:
     number_format, suffix = (filesize.decimal, "") if unit == "bytes" else ("{:,}".format, f" {unit}")
     return number_format(done) + ("" if total is None else f" of {number_format(total)}") + suffix
-
-
-def _plain_lines(console: Console) -> data.OnUpdate:
-    printed: dict[str, float] = {}
-
-    def update(news: data.Update) -> None:
-        is_due = time.monotonic() - printed.get(news.phase, 0.0) >= PLAIN_SECONDS
-        if news.note or news.done == news.total or is_due:
-            printed[news.phase] = time.monotonic()
-            line = news.note or f"{news.phase}: {amount(news.done, news.total, news.unit)}"
-            console.print(line, soft_wrap=True, highlight=False, markup=False)
-
-    return update
 
 
 HELP = "Get, prepare and verify data sets."

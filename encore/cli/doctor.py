@@ -80,7 +80,13 @@ def doctor(
     if host_list is not None or python is not None or quick or disk:
         raise EncoreError("--hosts, --python, --quick or --disk without --nodes", hint="add --nodes")
     machine = node.this_node()
-    _report(machine, cluster_checks.check_cluster(cluster) if slurm else _all(machine), as_json)
+    checks = cluster_checks.check_cluster(cluster) if slurm else _all(machine)
+    if as_json:
+        write_json("doctor", Machine(node=machine, checks=checks))
+    else:
+        print_checks(console(soft_wrap=True), checks)
+    if any(check.level == "FAIL" for check in checks):
+        raise typer.Exit(ExitCode.REFUSED)
 
 
 def _gate(
@@ -94,11 +100,10 @@ def _gate(
     screen = console(stderr=as_json, soft_wrap=True)
     settings, _ = clusters.load(cluster_file)
     allocation = queue.this_allocation(os.environ) if host_list is None else None
-    gate_nodes = gates.this_node()
     if host_list is not None:
         gate_nodes = gates.from_hosts(hosts.parse(host_list))
-    elif allocation is not None:
-        gate_nodes = gates.from_job(allocation, settings)
+    else:
+        gate_nodes = gates.from_job(allocation, settings) if allocation is not None else gates.this_node()
     if python is None and not quick:
         screen.print("no framework to measure with: --python FILE, or make environments")
     folders = tuple(disk.absolute() for disk in disks or [settings.results or paths.default_results()])
@@ -124,15 +129,6 @@ def _all(machine: node.Node) -> list[Check]:
     return [*checks, Check("FAIL", "runtime", "neither a container engine nor a framework environment is usable", hint)]
 
 
-def _report(machine: node.Node, checks: list[Check], as_json: bool) -> None:
-    if as_json:
-        write_json("doctor", Machine(node=machine, checks=checks))
-    else:
-        print_checks(console(soft_wrap=True), checks)
-    if any(check.level == "FAIL" for check in checks):
-        raise typer.Exit(ExitCode.REFUSED)
-
-
 def _machine(machine: node.Node) -> list[Check]:
     version = ".".join(map(str, sys.version_info[:3]))
     gpus = [
@@ -149,20 +145,17 @@ def _machine(machine: node.Node) -> list[Check]:
 
 
 def _tools() -> list[Check]:
-    programs = {name: shutil.which(name) for name in ("g++", "make", "mpicc", "sbatch")}
-    checks = [
-        Check("OK" if programs[name] else "WARN", name, programs[name] or "missing", "install it to compile Horovod")
-        for name in ("g++", "make")
+    compiler, sbatch, problem = shutil.which("mpicc"), shutil.which("sbatch"), environment.mpi_problem()
+    hint = "apt-get install libopenmpi-dev (Debian, Ubuntu) for the headers"
+    found = f"{problem}; Horovod will be built with Gloo only" if problem else str(compiler)
+    return [
+        *(
+            Check("OK" if path else "WARN", name, path or "missing", "install it to compile Horovod")
+            for name, path in ((name, shutil.which(name)) for name in ("g++", "make"))
+        ),
+        Check("WARN", "MPI", found, hint) if compiler and problem else Check("OK", "MPI", found),
+        *([Check("OK", "sbatch", sbatch)] if sbatch else []),
     ]
-    problem = environment.mpi_problem()
-    if not programs["mpicc"]:
-        checks.append(Check("OK", "MPI", "not found: Horovod will be built with Gloo only"))
-    elif problem:
-        hint = "apt-get install libopenmpi-dev (Debian, Ubuntu) for the headers"
-        checks.append(Check("WARN", "MPI", f"{problem}; Horovod will be built with Gloo only", hint))
-    else:
-        checks.append(Check("OK", "MPI", str(programs["mpicc"])))
-    return [*checks, *([Check("OK", "sbatch", programs["sbatch"])] if programs["sbatch"] else [])]
 
 
 def _engines(machine: node.Node) -> list[Check]:

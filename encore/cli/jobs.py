@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
 
@@ -17,7 +16,6 @@ from encore.cli import options, progress_display
 from encore.cli.layout import console, show, text, write_json
 from encore.cli.run import finish
 from encore.errors import EncoreError, ExitCode
-from encore.kubernetes.api import Connection
 from encore.results.format import against_targets
 from encore.run import control, hints, run_folder, runner, status, workloads
 from encore.run.follow import Progress, SlowRankWatch, Tail
@@ -85,7 +83,8 @@ def show_status(
     cells = (
         (
             *([row.job] if with_jobs else []),
-            _name(row.run, folder) if row.run else "",
+            # Argument for ``follow`` and ``cancel``
+            row.run.relative_to(folder) if row.run and row.run.is_relative_to(folder) else row.run,
             *(getattr(row, column) for column in varied),
             Text.assemble((row.state, COLOURS.get(row.state, "red")), text(f" {describe(row)}".rstrip())),
             row.nodes or "",
@@ -99,11 +98,6 @@ def show_status(
 def varied_columns(rows: Sequence[Row]) -> list[str]:
     defaults = {"user": {queue.this_user()}, "benchmark": set[str](), "partition": set[str]()}
     return [name for name, values in defaults.items() if len(values | {getattr(row, name) for row in rows}) > 1]
-
-
-def _name(run: Path, results: Path) -> str:
-    # Argument for ``follow`` and ``cancel``: path relative to the results folder, or absolute for other runs.
-    return str(run.relative_to(results)) if run.is_relative_to(results) else str(run)
 
 
 def describe(row: Row) -> str:
@@ -158,13 +152,10 @@ def follow(
         run = subject.folder or _wait_for_folder(notice, subject, folder)
         states = _follow_all(screen, notice, subject, run)
     except KeyboardInterrupt:
-        screen.print(f"stopped following; the run continues. To follow it: {_again(subject)}")
+        again = hints.follow(subject.folder.path) if subject.folder else hints.command("follow", subject.job)
+        screen.print(f"stopped following; the run continues. To follow it: {again}")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     finish(screen, run, runner.Ending(exit_code(states)), as_json=False)
-
-
-def _again(subject: control.Subject) -> str:
-    return hints.follow(subject.folder.path) if subject.folder else hints.command("follow", subject.job)
 
 
 def exit_code(states: Sequence[State]) -> ExitCode:
@@ -197,7 +188,16 @@ def _wait_for_folder(notice: Notices, subject: control.Subject, results: Path) -
         if snapshot.note:
             notice(snapshot.note)
         elif not alive:
-            raise _ended_without_folder(subject.job, snapshot.jobs, results)
+            first = snapshot.jobs[0] if snapshot.jobs else None
+            # First task in an array; the array job does not have an output file.
+            output = commands.show_job(first.name if first else subject.job).get("StdOut")
+            raise EncoreError(
+                f"job {subject.job} finished without a run folder in {results}: "
+                + (first.state if first else "unknown to Slurm"),
+                hint=f"see {output or 'slurm-JOB.out where it was submitted'}; "
+                "if the runs are in a different folder: --results DIR",
+                exit_code=ExitCode.FAILED,
+            )
         elif all(job.is_pending for job in alive):
             notice(_queued(subject.job, alive[0].reason))
         else:
@@ -207,18 +207,6 @@ def _wait_for_folder(notice: Notices, subject: control.Subject, results: Path) -
 
 def _queued(job: str, reason: str) -> str:
     return f"job {job} is queued: {reason}" if reason else f"job {job} is queued"
-
-
-def _ended_without_folder(job: str, jobs: Sequence[queue.Job], results: Path) -> EncoreError:
-    state = jobs[0].state if jobs else "unknown to Slurm"
-    # First task in an array; the array job does not have an output file.
-    output = commands.show_job(jobs[0].name if jobs else job).get("StdOut")
-    output = output or "slurm-JOB.out where it was submitted"
-    return EncoreError(
-        f"job {job} finished without a run folder in {results}: {state}",
-        hint=f"see {output}; if the runs are in a different folder: --results DIR",
-        exit_code=ExitCode.FAILED,
-    )
 
 
 def _follow_all(
@@ -235,7 +223,7 @@ def _follow_all(
     with progress_display.RunView(screen) as view:
         for experiment in experiments:
             view.start(f"experiment {experiment.number + 1}/{count}")
-            state, reason = _follow_one(view, notice, Following(folder, subject, experiment))
+            state, reason = _follow_one(view, notice, folder, subject, experiment)
             states.append(state)
             if state in ("reached", "not reached"):
                 continue
@@ -251,40 +239,42 @@ def _ask(subject: control.Subject) -> status.Queue:
     return status.ask(subject.job) if subject.job else status.Queue()
 
 
-@dataclass(frozen=True)
-class Following:
-    folder: run_folder.RunFolder
-    subject: control.Subject
-    experiment: run_folder.Experiment
-
-    def verdict(self, snapshot: status.Queue) -> tuple[State, str]:
-        job = snapshot.find(status.job_of(self.folder, self.experiment, snapshot))
-        return status.state_of(self.experiment, job, snapshot.answers)
-
-
-def _follow_one(view: progress_display.RunView, notice: Notices, watched: Following) -> tuple[State, str]:
+def _follow_one(
+    view: progress_display.RunView,
+    notice: Notices,
+    folder: run_folder.RunFolder,
+    subject: control.Subject,
+    experiment: run_folder.Experiment,
+) -> tuple[State, str]:
     # Follow an experiment until it has finished and will not be resumed by its job.
-    tail, progress, slow = Tail(watched.experiment.metrics), Progress(), SlowRankWatch(watched.experiment.folder)
+    tail, progress, slow = Tail(experiment.metrics), Progress(), SlowRankWatch(experiment.folder)
     start = last_query = time.monotonic()
-    snapshot, pace, due = _ask(watched.subject), "", start + FORECAST_SECONDS
+    snapshot, pace, due = _ask(subject), "", start + FORECAST_SECONDS
+
+    def verdict() -> tuple[State, str]:
+        job = snapshot.find(status.job_of(folder, experiment, snapshot))
+        return status.state_of(experiment, job, snapshot.answers)
+
     while True:
         for record in tail.read():
             progress.add(record)
         if time.monotonic() > due:
-            forecast, due = status.forecast_of(watched.experiment), time.monotonic() + FORECAST_SECONDS
+            forecast, due = status.forecast_of(experiment), time.monotonic() + FORECAST_SECONDS
             pace = forecast.text() if forecast and forecast.minutes is not None else ""
         progress.slow = slow.look()
         view.update(progress, pace)
-        state, reason = watched.verdict(snapshot)
+        state, reason = verdict()
         if state in ("reached", "not reached"):
             return state, reason
         if state not in status.ALIVE or time.monotonic() - last_query > QUEUE_SECONDS:
-            snapshot, last_query = _ask(watched.subject), time.monotonic()
-            state, reason = watched.verdict(snapshot)
-            if state not in status.ALIVE and not (state == "not started" and _is_early(start)):
+            snapshot, last_query = _ask(subject), time.monotonic()
+            state, reason = verdict()
+            # A run outside of Slurm may still be between two experiments
+            is_early = state == "not started" and time.monotonic() - start < START_SECONDS
+            if state not in status.ALIVE and not is_early:
                 return state, reason
         if reason:
-            notice(_queued(watched.subject.job, reason) if state == "queued" else reason)
+            notice(_queued(subject.job, reason) if state == "queued" else reason)
         time.sleep(POLL_SECONDS)
 
 
@@ -302,7 +292,15 @@ def _follow_pods(screen: Console, notice: Notices, folder: run_folder.RunFolder)
                 if workload.state not in ("waiting", "running") or experiment.has_finished:
                     break
                 if workload.state == "running":
-                    _relay(screen, view, connection, workload.pod, progress, line_counts)
+                    # Continue after the lines of the pod log that were already shown
+                    records = list(workloads.records(connection.log(workload.pod)))
+                    for record in records[line_counts.get(workload.pod, 0) :]:
+                        if isinstance(record, dict):
+                            progress.add(record)
+                            view.update(progress, "")
+                        elif record.strip():
+                            screen.print(record, markup=False, highlight=False)
+                    line_counts[workload.pod] = len(records)
                 else:
                     notice(_queued(workloads.name_of(folder, experiment), workload.reason))
                 time.sleep(POLL_SECONDS)
@@ -310,43 +308,13 @@ def _follow_pods(screen: Console, notice: Notices, folder: run_folder.RunFolder)
             outcomes.append(state.status if state.status != "interrupted" else progress.outcome or state.status)
             if state.status not in run_folder.FINISHED:
                 notice(f"experiment {experiment.number + 1} {state.status}: {state.reason}")
+    code = exit_code([cast("State", outcome.replace("_", " ")) for outcome in outcomes])
     if any(experiment.state().reason == workloads.RESULTS_THERE for experiment in experiments):
         screen.print("copy the results to this machine, and print them:")
         for line in workloads.copy_commands(folder):
             screen.print(f"  {line}", markup=False, highlight=False)
-        raise typer.Exit(exit_code([cast("State", outcome.replace("_", " ")) for outcome in outcomes]))
-    finish(
-        screen,
-        folder,
-        runner.Ending(exit_code([cast("State", outcome.replace("_", " ")) for outcome in outcomes])),
-        False,
-    )
-    raise typer.Exit()
-
-
-def _relay(
-    screen: Console,
-    view: progress_display.RunView,
-    connection: Connection,
-    pod: str,
-    progress: Progress,
-    line_counts: dict[str, int],
-) -> None:
-    # Continue after the lines of the pod log that were already shown
-    for number, record in enumerate(workloads.records(connection.log(pod))):
-        if number < line_counts.get(pod, 0):
-            continue
-        line_counts[pod] = number + 1
-        if isinstance(record, dict):
-            progress.add(record)
-            view.update(progress, "")
-        elif record.strip():
-            screen.print(record, markup=False, highlight=False)
-
-
-def _is_early(start: float) -> bool:
-    # Whether a run outside of Slurm may still be between two experiments.
-    return time.monotonic() - start < START_SECONDS
+        raise typer.Exit(code)
+    finish(screen, folder, runner.Ending(code), as_json=False)
 
 
 # -- cancel ---------------------------------------------------------------------------------------------

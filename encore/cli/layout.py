@@ -7,12 +7,12 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 from typing_extensions import TypedDict
 
@@ -21,13 +21,21 @@ from encore.results.logs.parallel import OnRead
 from encore.results.table import Cell
 from encore.results.table import Table as ResultTable
 
-MIN_WORD = 16  # Minimum length for a shortened word in a narrow terminal
+MIN_WORD = 16  # Minimum width of a broken word in a narrow terminal
 MAX_NAME = 40  # Characters of a run folder's name: TIME-benchmark-framework-system
 MIN_LINE = 24  # Minimum width for a cell that is not wrapped
 SHORT_SECONDS = 1.0  # Show a progress bar only for longer work
 # Width for pipes and files, unless COLUMNS is set: rows are not wrapped.
 PIPE_WIDTH = 4096
 NUMBER = re.compile(r"[-+]?\d[\d.,:%x]*")
+
+
+class _Widths(NamedTuple):
+    """Widths of a column: without wrapping, wrapped between words, and at least."""
+
+    lines: int
+    words: int
+    least: int
 
 
 def show(
@@ -41,109 +49,63 @@ def show(
     one_line: str = "",
     name: str = "",
 ) -> None:
-    """Print a table that fits the terminal. Numbers and headers are not shortened.
+    """Print a table that fits the terminal. Numbers and headers are not broken.
 
     In a narrow terminal, texts are wrapped between words, then the columns in ``least`` are dropped, then long words
-    are shortened (``one_line``: cells are shortened instead of wrapped; ``name``: up to MAX_NAME characters are
-    complete), then columns are dropped from the right. The last line lists the dropped columns. The columns in
-    ``numbers`` are aligned to the right; None is an empty cell.
+    are broken (``one_line``: cells are shortened instead of wrapped; ``name``: up to MAX_NAME characters are complete),
+    then columns are dropped from the right. The last line lists the dropped columns. The columns in ``numbers`` are
+    aligned to the right; None is an empty cell.
     """
     if title:
         say(screen, text(title, "bold"))
-    table = _frame(*(Column(name, overflow="fold", justify="right" if name in numbers else "left") for name in columns))
-    for row in rows:
-        table.add_row(*("" if cell is None else cell if isinstance(cell, Text) else text(cell) for cell in row))
-    for column in table.columns:
-        if column.header == one_line:
-            column.no_wrap, column.overflow = True, "ellipsis"
-        if column.header == name:
-            column.min_width = min(MAX_NAME, max(map(len, " ".join(_lines(column)).split()), default=0))
-    visible = _fitting_columns(table.columns, screen.width, least)
-    dropped = [str(column.header) for column in table.columns if column not in visible]
-    fitted, cells = _frame(*(column.copy() for column in visible)), []
-    for column, width in zip(fitted.columns, _widths(visible, screen.width), strict=True):
-        column.width = width
-    for column, source in zip(fitted.columns, visible, strict=True):
-        cells.append([cell if column.no_wrap else _shorten_words(cell, column.width or 0) for cell in source.cells])
-    for row_cells in zip(*cells, strict=True):
-        fitted.add_row(*row_cells)
-    # The numbers of the first column are wrapped if the terminal is even narrower.
-    screen.print(fitted, soft_wrap=False, width=max(screen.width, _total(_min_widths(visible))), crop=False)
-    if dropped:
-        full_width = _total(_word_widths(table.columns))
-        say(screen, f"[dim]a terminal of {full_width} columns also shows: {escape(', '.join(dropped))}[/]")
-
-
-def _frame(*columns: Column) -> Table:
-    return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-
-
-def _fitting_columns(columns: Sequence[Column], width: int, least: Sequence[str]) -> list[Column]:
-    fitting = list(columns)
-    for header in least:
-        if _total(_word_widths(fitting)) > width:
-            fitting = [column for column in fitting if column.header != header]
-    while _total(_min_widths(fitting)) > width and len(fitting) > 1:
-        fitting.pop()
-    return fitting
-
-
-def _widths(columns: Sequence[Column], width: int) -> list[int]:
-    # Widths of the longest lines, reduced from the widest column on until the table fits.
-    widths = [max(map(len, _lines(column)), default=0) for column in columns]
-    word_widths, minimum = _word_widths(columns), _min_widths(columns)
-    one_line = [minimum[i] if column.no_wrap else word_widths[i] for i, column in enumerate(columns)]
-    for limits in (word_widths, one_line, minimum):
-        while _total(widths) > width:
-            wider = [index for index, limit in enumerate(limits) if widths[index] > limit]
+    cells = [[cell if isinstance(cell, Text) else text("" if cell is None else cell) for cell in row] for row in rows]
+    limits = {
+        column: _widths(column, [row[index].plain for row in cells], column == one_line, column == name)
+        for index, column in enumerate(columns)
+    }
+    visible = list(columns)
+    for column in least:
+        if _total(limits[shown].words for shown in visible) > screen.width:
+            visible = [shown for shown in visible if shown != column]
+    while _total(limits[column].least for column in visible) > screen.width and len(visible) > 1:
+        visible.pop()
+    widths = {column: limits[column].lines for column in visible}
+    for step in ("words", "least"):
+        while _total(widths.values()) > screen.width:
+            wider = [column for column in visible if widths[column] > getattr(limits[column], step)]
             if not wider:
                 break
-            widths[max(wider, key=lambda index: widths[index])] -= 1
-    return widths
+            widths[max(wider, key=lambda column: widths[column])] -= 1
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for column, width in widths.items():
+        is_cut = column == one_line
+        table.add_column(
+            column, width=width, no_wrap=is_cut, overflow="ellipsis" if is_cut else "fold",
+            justify="right" if column in numbers else "left",
+        )  # fmt: skip
+    for row in cells:
+        table.add_row(*(cell for column, cell in zip(columns, row, strict=True) if column in visible))
+    # The numbers of the first column are wrapped if the terminal is even narrower.
+    screen.print(table, soft_wrap=False, width=max(screen.width, _total(widths.values())), crop=False)
+    if len(visible) < len(columns):
+        dropped = ", ".join(column for column in columns if column not in visible)
+        full_width = _total(limit.words for limit in limits.values())
+        say(screen, f"[dim]a terminal of {full_width} columns also shows: {escape(dropped)}[/]")
 
 
-def _shorten_words(cell: RenderableType, width: int) -> RenderableType:
-    # Keep a path's end, which identifies it, and the start of other words.
-    plain_text = cell.plain if isinstance(cell, Text) else str(cell)
-    for word in plain_text.split():
-        if len(word) > width > 1:
-            short = f"…{word[1 - width :]}" if "/" in word else f"{word[: width - 1]}…"
-            plain_text = plain_text.replace(word, short)
-            cell = Text(plain_text, style=cell.style if isinstance(cell, Text) else "")
-    return cell
+def _widths(header: str, cells: Sequence[str], is_one_line: bool, is_name: bool) -> _Widths:
+    lines = [line for cell in (header, *cells) for line in cell.splitlines()]
+    words = " ".join(lines).split()
+    longest_line, longest_word = max(map(len, lines), default=0), max(map(len, words), default=0)
+    if is_one_line:
+        return _Widths(longest_line, longest_line, min(MIN_LINE, longest_line))
+    complete = [word for word in words if NUMBER.fullmatch(word)] + header.split()
+    shortest = max([min(longest_word, MAX_NAME if is_name else MIN_WORD), *map(len, complete)])
+    return _Widths(longest_line, longest_word, shortest)
 
 
-def _total(widths: Sequence[int]) -> int:
-    return sum(widths) + 2 * len(widths)  # two between columns, one at either edge
-
-
-def _word_widths(columns: Sequence[Column]) -> list[int]:
-    # Widths without shortening.
-    return [
-        max(map(len, _lines(column) if column.no_wrap else " ".join(_lines(column)).split()), default=0)
-        for column in columns
-    ]
-
-
-def _min_widths(columns: Sequence[Column]) -> list[int]:
-    return [_min_width(column) for column in columns]
-
-
-def _min_width(column: Column) -> int:
-    # Width at which no number and no header is shortened.
-    if column.no_wrap:
-        return min(MIN_LINE, max(map(len, _lines(column)), default=0))
-    words_of_column = " ".join(_lines(column)).split()
-    complete = [word for word in words_of_column if NUMBER.fullmatch(word)] + str(column.header).split()
-    return max(
-        [column.min_width or 0, *map(len, complete), *(min(len(word), MIN_WORD) for word in words_of_column)], default=0
-    )
-
-
-def _lines(column: Column) -> list[str]:
-    # Column header and cells as plain lines.
-    cells = (cell if isinstance(cell, Text) else Text.from_markup(str(cell)) for cell in column.cells)
-    return [line for cell in (Text(str(column.header)), *cells) for line in cell.plain.splitlines()]
+def _total(widths: Iterable[int]) -> int:
+    return sum(width + 2 for width in widths)  # two between columns, one at either edge
 
 
 def print_result(table: ResultTable, least: Sequence[str] = (), name: str = "") -> None:

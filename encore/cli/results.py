@@ -254,9 +254,9 @@ def _print_runs(screen: Console, score: Score, findings: Sequence[Finding], *, d
         say(screen, text(f"{location}: {line}", style))
     if not detail:
         return
-    counted_ids, dropped_ids = set(map(id, score.counted)), set(map(id, score.dropped))
+    uses = {id(run): use for use in ("counted", "dropped") for run in getattr(score, use)}
     for run in score.runs:
-        use = "counted" if id(run) in counted_ids else "dropped" if id(run) in dropped_ids else ""
+        use = uses.get(id(run), "")
         minutes = f"{run.minutes:10.3f} min" if run.minutes is not None else f"{'-':>10}    "
         say(screen, text(f"  {run.path.name:<16} {minutes}  {use:<8} {run.explanation}".rstrip()))
 
@@ -271,8 +271,8 @@ def _print_reports(reports: Sequence[ComplianceReport], sets: Sequence[Convergen
     else:
         _print_sets(screen, reports)
     for convergence in sets:
-        if details or convergence.outcome is not Outcome.PASSED:
-            style = "green" if convergence.outcome is Outcome.PASSED else "yellow"
+        style = "green" if convergence.outcome is Outcome.PASSED else "yellow"
+        if details or style == "yellow":
             say(screen, text(f"{convergence.folder}: reference convergence: {convergence.outcome.value}", style))
             for line in convergence.explanation:
                 say(screen, text(f"    {line}"))
@@ -310,9 +310,8 @@ def _print_sets(screen: Console, reports: Sequence[ComplianceReport]) -> None:
 
 
 def _print_verdict(screen: Console, report: ComplianceReport) -> None:
-    errors = sum(finding.severity == "error" and finding.kind != "small_data" for finding in report.findings)
-    small = sum(finding.kind == "small_data" for finding in report.findings)
-    warnings = sum(finding.severity == "warning" and finding.kind != "small_data" for finding in report.findings)
+    kinds = ["small" if finding.kind == "small_data" else finding.severity for finding in report.findings]
+    errors, small, warnings = map(kinds.count, ("error", "small", "warning"))
     verdict = "passed" if report.passed else "failed" if errors else "passed but for the data set"
     counts = f"{count_of(errors, 'error')}, {small} from small data, {count_of(warnings, 'warning')}"
     ruleset = f"ruleset {report.ruleset or 'not known'}, {report.ruleset_found}"
@@ -393,28 +392,20 @@ def _print_audit(screen: Console, audit: Audit) -> None:
         say(
             screen,
             text(f"  {first.severity}: {rule}", _COLOURS[first.severity]),
-            text(_how_often(first), "dim"),
+            text(f"({_how_often(first)})", "dim"),
         )
         locations = [
             f"{entry.location}: {entry.found}" if entry.location else entry.found for entry in findings[:_PLACES]
         ]
         remainder = [f"and {len(findings) - _PLACES} more"] if len(findings) > _PLACES else []
         for line in (*locations, *remainder, f"expected: {first.expected}", f"hint:     {first.hint}"):
-            _say(screen, line)
-
-
-# Print an indented line, wrapped on a terminal only.
-def _say(screen: Console, line: str) -> None:
-    if screen.is_terminal:
-        screen.print(Padding(text(line), (0, 0, 0, 4), expand=False))
-    else:
-        say(screen, text(f"    {line}"))
+            screen.print(Padding.indent(text(line), 4))
 
 
 def _how_often(finding: Finding) -> str:
     if finding.rate is None:
-        return "(frequency on public sets unknown)"
-    return f"({finding.rate:.2%} of the public sets have it)" if finding.rate else "(no measured public set has it)"
+        return "frequency on public sets unknown"
+    return f"{finding.rate:.2%} of the public sets have it" if finding.rate else "no measured public set has it"
 
 
 # -- compare ----------------------------------------------------------------------------------------------------------
@@ -481,10 +472,10 @@ def compare(
             say(screen, text("--all prints the figures and the differences", "dim"))
             return
         _print_factors(screen, comparison)
-    explanation = explain(comparison.current, comparison.baseline) if comparison.baseline is not None else None
-    baseline = comparison.baseline
-    noise = noise_of(comparison.current, baseline) if baseline is not None else []
-    losses = loss_verdict(comparison.current, baseline) if baseline is not None else None
+    explanation, noise, losses = None, [], None
+    if (baseline := comparison.baseline) is not None:
+        explanation, noise = explain(current, baseline), noise_of(current, baseline)
+        losses = loss_verdict(current, baseline)
     if as_json:
         content: Compared = {
             **comparison.as_json(),
@@ -498,7 +489,10 @@ def compare(
     if losses is not None:
         say(screen, text(str(losses), "yellow" if losses.verdict == "differs" else ""))
     for value in noise:
-        _print_noise(screen, *value.lines())
+        title, *lines = value.lines()
+        say(screen, text(title, "bold"))
+        for line in lines:
+            say(screen, text(line, "yellow" if "first outside" in line else ""))
     if explanation is not None:
         _print_differences(screen, explanation, None if everything else _DIFFERENCES)
 
@@ -523,12 +517,6 @@ def _print_factors(screen: Console, comparison: Comparison) -> None:
         say(screen, text(f"note: {caveat}", "yellow"))
     for line, style in summary(comparison.current.findings):
         say(screen, text(line, style))
-
-
-def _print_noise(screen: Console, title: str, *lines: str) -> None:
-    say(screen, text(title, "bold"))
-    for line in lines:
-        say(screen, text(line, "yellow" if "first outside" in line else ""))
 
 
 def _factor_cells(factor: Factor) -> list[str]:

@@ -8,10 +8,10 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -34,6 +34,12 @@ from encore.ssh import hosts
 
 COLORS = {"reached": "green", "not_reached": "yellow"}
 NOTIFY_SECONDS = 20.0
+# Sections of run.json that are printed after a run on GPUs
+_MEASUREMENTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "startup": progress_display.start,
+    "checkpoints": progress_display.checkpoints,
+    "utilization": peaks.sentence,
+}
 
 
 class ExperimentResult(TypedDict):
@@ -148,7 +154,12 @@ def run(
         os.environ["ENCORE_CLUSTER"] = str(cluster.absolute())
     if resume is not None:
         run_folder.refuse_foreign(resume, trust_owner)
-    passed = _leave_out_failed(screen, nodes, resume, results) if gate and not dry_run else None
+    passed = None
+    if gate and not dry_run:
+        site, _ = clusters.load()
+        root = resume.absolute().parent if resume else (results or site.results or paths.default_results()).absolute()
+        node_count = run_folder.open_run(resume).metadata()["nodes"] if resume else nodes
+        passed = gates.leave_out_failed(node_count, site, root, partial(screen.print, markup=False, highlight=False))
     if resume is not None:
         refuse_with_resume(
             context, "run folder", "hang_seconds", "stop_seconds", "cluster", "require_target", "gate", "notify",
@@ -162,11 +173,12 @@ def run(
     if dry_run:
         _print_plan(screen, plan, as_json)
         return
-    previous = _begun(plan)
-    if previous is not None:
-        run_folder.refuse_foreign(previous, trust_owner)
-        screen.print(f"resuming {previous}")
-        _resume(screen, previous, limits, dry_run, as_json, require_target, notify, passed)
+    # The run folder of this job, if it was requeued or shares the folder with other array tasks
+    arguments = run_metadata.redact_arguments(sys.argv[1:])
+    if plan.allocation and (previous := runner.existing_run(plan.results, plan.allocation, arguments)):
+        run_folder.refuse_foreign(previous.path, trust_owner)
+        screen.print(f"resuming {previous.path}")
+        _resume(screen, previous.path, limits, dry_run, as_json, require_target, notify, passed)
         return
     if plan.target.reason != "asked for":
         screen.print(f"runtime {plan.target.runtime}: {plan.target.reason}")
@@ -174,25 +186,11 @@ def run(
     for check in planning.refuse(plan):
         screen.print(f"[yellow]warning[/] {check.name}: {check.found}")
     folder = runner.prepare_and_create(plan, hooks(screen, None, None))
-    _keep_gate(folder, passed)
+    if passed is not None:
+        files.write_json(folder.path / "gate.json", passed)
     with progress_display.RunView(screen) as view:
         ending = runner.execute(plan, folder, hooks(screen, view, folder), limits)
     finish(screen, folder, ending, as_json, require_target, notify)
-
-
-def _leave_out_failed(
-    screen: Console, nodes: int | None, resume: Path | None, results: Path | None
-) -> node_checks.Gate:
-    settings, _ = clusters.load()
-    folder = resume.absolute().parent if resume else (results or settings.results or paths.default_results()).absolute()
-    node_count = run_folder.open_run(resume).metadata()["nodes"] if resume else nodes
-    say = partial(screen.print, markup=False, highlight=False)
-    return gates.leave_out_failed(node_count, settings, folder, say)
-
-
-def _keep_gate(folder: run_folder.RunFolder, passed: node_checks.Gate | None) -> None:
-    if passed is not None:
-        files.write_json(folder.path / "gate.json", passed)
 
 
 def as_request(values: Mapping[str, Any]) -> planning.Request:
@@ -200,6 +198,9 @@ def as_request(values: Mapping[str, Any]) -> planning.Request:
         arguments = values["benchmark"], values["gpus_option"]
         hint = f"{hints.command('run', *arguments)}; or {shlex.join(('./run.sh', *arguments))}"
         raise EncoreError(f"--gpus {arguments[1]}: the number follows the benchmark, without an option", hint=hint)
+    hostfile = options.as_path(values["hostfile"])
+    if values["host_list"] is not None and hostfile is not None:
+        raise EncoreError("--hosts and --hostfile", expected="one of them", hint="leave one out")
     same = ("gpus", "nodes", "system", "runs", "seed", "drop_caches", "runtime", "image")
     return planning.Request(
         name=values["benchmark"],
@@ -207,29 +208,13 @@ def as_request(values: Mapping[str, Any]) -> planning.Request:
         data=options.as_path(values["data_folder"]),
         settings=tuple(values["settings"] or ()),
         environment=tuple(values["environment"] or ()),
-        hosts=_hosts(values["host_list"], options.as_path(values["hostfile"])),
+        hosts=hosts.read(hostfile) if hostfile else hosts.parse(values["host_list"]) if values["host_list"] else (),
         launcher=values["launcher"],
         results=options.as_path(values["results"]),
         python=options.as_path(values["python"]),
         cluster=options.as_path(values["cluster"]),
         **{name: values[name] for name in same},
     )
-
-
-def _begun(plan: planning.Plan) -> Path | None:
-    # The run folder of this job, if it was requeued or shares the folder with other array tasks.
-    if plan.allocation is None:
-        return None
-    folder = runner.existing_run(plan.results, plan.allocation, run_metadata.redact_arguments(sys.argv[1:]))
-    return folder.path if folder is not None else None
-
-
-def _hosts(host_list: str | None, file: Path | None) -> tuple[hosts.Host, ...]:
-    if host_list is not None and file is not None:
-        raise EncoreError("--hosts and --hostfile", expected="one of them", hint="leave one out")
-    if file is not None:
-        return hosts.read(file)
-    return () if host_list is None else hosts.parse(host_list)
 
 
 def refuse_with_resume(context: typer.Context, folder: str, *fitting: str) -> None:
@@ -254,7 +239,8 @@ def _resume(
     passed: node_checks.Gate | None,
 ) -> None:
     folder = run_folder.open_run(path)
-    _keep_gate(folder, passed)
+    if passed is not None:
+        files.write_json(folder.path / "gate.json", passed)
     if dry_run:
         for experiment in folder.experiments():
             if not experiment.has_finished:
@@ -305,7 +291,7 @@ def finish(
     as_json: bool,
     require_target: bool = True,
     notify: str | None = None,
-) -> None:
+) -> NoReturn:
     """Print the result and exit with its exit code; 0 if a target that is not required is missed."""
     is_excused = ending.code == ExitCode.NOT_REACHED and not require_target
     code = ExitCode.REACHED if is_excused else ending.code
@@ -370,8 +356,9 @@ def _print_summaries(
     _print_findings(screen, summaries[0], errors_only=is_trial)
     screen.print(f"run folder: {folder.path}")
     on_gpu = folder.metadata()["configuration"]["device"]["value"] == "gpu"
-    if on_gpu:
-        _print_measurements(screen, folder)
+    for section, describe in _MEASUREMENTS.items() if on_gpu else ():
+        for number, measured in folder.metadata().get(section, {}).items():
+            screen.print(f"run {int(number) + 1}: {describe(measured)}", markup=False, highlight=False)
     finished = all(experiment.state.status in run_folder.FINISHED for experiment in summaries)
     if is_trial and finished:
         result, start = evaluate.trial_result(folder, summaries), ("encore run" if paths.IS_INSTALLED else "./run.sh")
@@ -384,22 +371,9 @@ def _print_summaries(
         screen.print(f"compare with the submission: {hints.command('compare', folder.path)}", markup=False)
 
 
-def _print_measurements(screen: Console, folder: run_folder.RunFolder) -> None:
-    sections = (
-        ("startup", progress_display.start),
-        ("checkpoints", progress_display.checkpoints),
-        ("utilization", peaks.sentence),
-    )
-    for section, describe in sections:
-        for number, measured in folder.metadata().get(section, {}).items():
-            screen.print(f"run {int(number) + 1}: {describe(measured)}", markup=False, highlight=False)
-
-
 def _compliance(experiment: evaluate.ExperimentSummary) -> Text:
-    if experiment.compliance is None:
-        return text("")
-    if experiment.compliance.passed:
-        return text("compliant")
+    if experiment.compliance is None or experiment.compliance.passed:
+        return text("compliant" if experiment.compliance else "")
     return text("valid, toy data") if experiment.compliance.passed_but_for_data else text("not compliant", "red")
 
 

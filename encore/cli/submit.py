@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -131,10 +131,16 @@ def submit(
     """
     rest = tuple(context.args)
     if resume is not None:
-        _refuse_more(resume, benchmark, rest)
+        if benchmark is not None or rest:
+            raise EncoreError(
+                f"--resume takes all settings from the run folder, not {shlex.join(rest) or benchmark!r}",
+                hint=hints.command("submit", "--resume", resume),
+            )
         run_folder.refuse_foreign(resume, trust_owner)
-    if kubernetes or _is_in_pods(resume):
-        _refuse_others(context, KUBERNETES if resume is None else RESUMING)
+    if kubernetes or (resume is not None and workloads.is_in_pods(run_folder.open_run(resume))):
+        if resume is not None:
+            _refuse(context, set(context.params) - RESUMING, "--resume", "the options of the original submission")
+        _refuse(context, set(context.params) - KUBERNETES, "Kubernetes", "no option of Slurm's")
         if cluster is not None:
             # run.json names it, and so does the command that resumes.
             os.environ["ENCORE_CLUSTER"] = str(cluster.absolute())
@@ -144,8 +150,10 @@ def submit(
             pod_options = pods.Options(
                 kind=kind, nodes=nodes, volumes=tuple(map(volume, volumes or ())), minutes=minutes
             )
-            run_context = _run_context(_named(benchmark), rest)
-            _refuse_without_watch(run_context)
+            run_context = _run_context(benchmark, rest)
+            # Pods run only the ranks; no `encore run` process handles these options.
+            unused = {"gate", "notify", "stop_seconds", "require_target"}
+            _refuse(run_context, unused, "--kubernetes", "an option that pods support")
             if "hang_seconds" in options.given(run_context):
                 pod_options = replace(pod_options, hang_seconds=run_context.params["hang_seconds"])
             _to_kubernetes(run_context.params, pod_options, dry_run, as_json)
@@ -175,7 +183,7 @@ def submit(
     if resume is not None:
         prepared = submissions.prepare_resume(resume.absolute(), site_options)
     else:
-        prepared = submissions.prepare(as_request(_run_context(_named(benchmark), rest).params), rest, site_options)
+        prepared = submissions.prepare(as_request(_run_context(benchmark, rest).params), rest, site_options)
     job, screen = None, console(stderr=True, soft_wrap=True)
     if dry_run:
         checks = [submissions.check_partition(prepared)] if commands.is_installed() else []
@@ -216,47 +224,15 @@ RESUMING = {"kubernetes", "resume", "trust_owner", "cluster", "dry_run", "as_jso
 KUBERNETES = RESUMING | {"benchmark", "nodes", "minutes", "kind", "volumes"}
 
 
-def _refuse_others(context: typer.Context, accepted: set[str]) -> None:
-    rejected = sorted(options.given(context) - accepted - {"benchmark"})
-    if rejected:
-        flags = {param.name: param.opts[0] for param in context.command.params}
-        rejected_flags = ", ".join(flags[name] for name in rejected)
-        if accepted is RESUMING:
-            raise EncoreError(
-                f"{rejected_flags} with --resume",
-                expected="the options of the original submission",
-                hint="leave it out",
-            )
-        raise EncoreError(f"{rejected_flags} with Kubernetes", expected="no option of Slurm's", hint="leave it out")
-
-
-def _refuse_without_watch(run_context: typer.Context) -> None:
-    # Pods run only the ranks; no `encore run` process handles these options.
-    for name in ("gate", "notify", "stop_seconds", "require_target"):
-        source = run_context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            (option,) = (param.opts[0] for param in run_context.command.params if param.name == name)
-            raise EncoreError(
-                f"{option} with --kubernetes", expected="an option that pods support", hint="leave it out"
-            )
-
-
-def _refuse_more(resume: Path, benchmark: str | None, rest: tuple[str, ...]) -> None:
-    if benchmark is not None or rest:
-        raise EncoreError(
-            f"--resume takes all settings from the run folder, not {shlex.join(rest) or benchmark!r}",
-            hint=hints.command("submit", "--resume", resume),
-        )
-
-
-def _named(benchmark: str | None) -> str:
-    if benchmark is None:
-        raise EncoreError("no benchmark given", expected="encore submit BENCHMARK --nodes NODES")
-    return benchmark
-
-
-def _is_in_pods(resume: Path | None) -> bool:
-    return resume is not None and workloads.is_in_pods(run_folder.open_run(resume))
+def _refuse(context: typer.Context, names: Set[str], use: str, expected: str) -> None:
+    # Not those from the environment: they are for all commands
+    flags = [
+        param.opts[0]
+        for param in context.command.params
+        if param.name in names and "COMMANDLINE" in str(context.get_parameter_source(param.name))
+    ]
+    if flags:
+        raise EncoreError(f"{', '.join(sorted(flags))} with {use}", expected=expected, hint="leave it out")
 
 
 def _to_kubernetes(values: Mapping[str, Any], pod_options: pods.Options, dry_run: bool, as_json: bool) -> None:
@@ -315,8 +291,10 @@ def _gpus(text: str | None) -> tuple[str | None, int | None]:
         ) from error
 
 
-def _run_context(benchmark: str, rest: tuple[str, ...]) -> typer.Context:
+def _run_context(benchmark: str | None, rest: tuple[str, ...]) -> typer.Context:
     # Parse the remaining arguments as `encore run`, with its error messages.
+    if benchmark is None:
+        raise EncoreError("no benchmark given", expected="encore submit BENCHMARK --nodes NODES")
     app = typer.Typer()
     app.command()(run)
     return cast("typer.Context", typer.main.get_command(app).make_context("encore run", [benchmark, *rest]))
