@@ -52,10 +52,6 @@ class Framework(Strict):
     exports: tuple[str, ...] = ()  # Export formats, best first; see docs/serving.md
 
 
-class _Frameworks(RootModel[dict[str, Framework]]):
-    pass
-
-
 class Implementation(Strict):
     # Schema version of config.json; increased when a key is removed or changes its type.
     config_schema: int = 1
@@ -129,6 +125,9 @@ class Hub(Strict):
     terms: str = ""  # License to be accepted on the repository's page; empty: not gated
 
 
+PLACES = ("url", "r2", "gs", "login", "hub")  # Fields of a raw file with its source
+
+
 class RawFile(Strict):
     """A raw data file or folder, with exactly one source."""
 
@@ -148,16 +147,13 @@ class RawFile(Strict):
 
     @property
     def place(self) -> tuple[str, str]:
-        return next((kind, address) for kind, address in self._places() if address)
-
-    def _places(self) -> tuple[tuple[str, str], ...]:
-        repository = self.hub.repository if self.hub else ""
-        return ("url", self.url), ("r2", self.r2), ("gs", self.gs), ("login", self.login), ("hub", repository)
+        kind = next(kind for kind in PLACES if getattr(self, kind))
+        return kind, self.hub.repository if self.hub else getattr(self, kind)
 
     @model_validator(mode="after")
     def _has_one_place(self) -> "RawFile":
-        if sum(bool(address) for _, address in self._places()) != 1:
-            raise ValueError("a raw file needs one of url, r2, gs, login and hub")
+        if sum(bool(getattr(self, kind)) for kind in PLACES) != 1:
+            raise ValueError(f"a raw file needs one of {', '.join(PLACES)}")
         return self
 
 
@@ -325,7 +321,7 @@ def _keys_next_to(model: type[BaseModel], location: tuple[int | str, ...]) -> li
 
 @cache
 def framework(name: str) -> Framework:
-    frameworks = parse(_Frameworks, paths.REQUIREMENTS / "environments.toml").root
+    frameworks = parse(RootModel[dict[str, Framework]], paths.REQUIREMENTS / "environments.toml").root
     if name not in frameworks:
         raise names.unknown("framework environment", name, frameworks)
     return frameworks[name]
@@ -380,9 +376,10 @@ ON_GPUS = "gpu"  # Toy system with ``device = "gpu"``, which has no file
 def find_system(choice: Choice, name: str, round_name: str | None) -> System:
     """Return the system called ``name`` in ``round_name``, or in the newest round that has it."""
     candidates = systems(choice)
-    small = [system for system in candidates if system.system == choice.benchmark.small_data.system]
     candidates += [
-        toy.model_copy(update={"system": ON_GPUS, "config": {**toy.config, "device": "gpu"}}) for toy in small
+        toy.model_copy(update={"system": ON_GPUS, "config": {**toy.config, "device": "gpu"}})
+        for toy in candidates
+        if toy.system == choice.benchmark.small_data.system
     ]
     matches = [system for system in candidates if system.system == name]
     if not matches:
@@ -391,9 +388,9 @@ def find_system(choice: Choice, name: str, round_name: str | None) -> System:
         return matches[-1]
     if round_name not in choice.benchmark.rounds:
         raise names.unknown("round", round_name, choice.benchmark.rounds)
-    of_round = [system for system in matches if system.round == round_name]
-    if of_round:
-        return of_round[0]
+    for system in matches:
+        if system.round == round_name:
+            return system
     if matches[-1].kind == "small":
         return matches[-1].model_copy(update={"round": round_name})
     rounds = ", ".join(system.round for system in matches)

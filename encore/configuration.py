@@ -10,7 +10,7 @@ import json
 import math
 import sys
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -255,26 +255,6 @@ def _submitted_weights(choice: Choice, system: System, device: str) -> dict[str,
     return choice.benchmark.submitted_weights(system.round) if has_weights else {}
 
 
-def _deviations(
-    system: System,
-    nodes: int,
-    ranks_per_node: int,
-    values: dict[str, Value],
-    overrides: dict[str, Value],
-    weights: Collection[str],
-) -> tuple[Deviation, ...]:
-    # List deviations. Weight files may be in any location: checksums are verified elsewhere.
-    deviations = []
-    if (nodes, ranks_per_node) != (system.nodes, system.gpus_per_node) and not system.keep_global_batch:
-        layout = f"{nodes} x {ranks_per_node} GPUs instead of {system.nodes} x {system.gpus_per_node}"
-        deviations.append(Deviation("gpus", layout))
-    for name, value in overrides.items():
-        if value.value != values[name].value and not (name in weights and value.value):
-            text = "empty" if value.value == "" else value.value
-            deviations.append(Deviation(name, f"{name} = {text} ({value.origin})"))
-    return tuple(deviations)
-
-
 def resolve(
     choice: Choice,
     system: System,
@@ -301,10 +281,9 @@ def resolve(
     parsed = [parse_setting(setting, types) for setting in settings]
     needed = _submitted_weights(choice, system, dict(parsed).get("device", values["device"].value))
     values.update({key: Value(weights.file, "benchmark.toml, weights") for key, weights in needed.items()})
-    plain = {**{name: value.value for name, value in values.items()}, **dict(parsed)}
     of_system = {name: value.value for name, value in values.items()}
     submitted = choice.benchmark.data_parallel_ranks(of_system, system.nodes * system.gpus_per_node)
-    training = choice.benchmark.data_parallel_ranks(plain, nodes * ranks_per_node)
+    training = choice.benchmark.data_parallel_ranks({**of_system, **dict(parsed)}, nodes * ranks_per_node)
     has_other_split = (
         bool(choice.benchmark.sample_ranks) and nodes * ranks_per_node == system.nodes * system.gpus_per_node
     )
@@ -318,10 +297,18 @@ def resolve(
             raise EncoreError("round cannot be set: it also determines the targets", hint=f"use --round {value}")
         overrides[name] = Value(value, "--set")
     overrides.update(_shorter_warmup(system, overrides))
-    deviations = _deviations(system, nodes, ranks_per_node, values, overrides, needed)
-    framework = choice.implementation.framework
+    deviations, framework = [], choice.implementation.framework
     if system.framework not in ("", framework):
-        deviations = (Deviation("framework", f"{framework} instead of {system.framework}"), *deviations)
+        deviations.append(Deviation("framework", f"{framework} instead of {system.framework}"))
+    if (nodes, ranks_per_node) != (system.nodes, system.gpus_per_node) and not system.keep_global_batch:
+        layout = f"{nodes} x {ranks_per_node} GPUs instead of {system.nodes} x {system.gpus_per_node}"
+        deviations.append(Deviation("gpus", layout))
+    deviations += [
+        Deviation(name, f"{name} = {'empty' if value.value == '' else value.value} ({value.origin})")
+        for name, value in overrides.items()
+        # Weight files may be in any location: checksums are verified elsewhere.
+        if value.value != values[name].value and not (name in needed and value.value)
+    ]
     values.update(overrides)
     try:
         config(**{name: value.value for name, value in values.items()})
@@ -334,7 +321,7 @@ def resolve(
         nodes=nodes,
         ranks_per_node=ranks_per_node,
         values=values,
-        deviations=deviations,
+        deviations=tuple(deviations),
     )
 
 

@@ -11,18 +11,21 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from encore import catalogue, job, names, paths
 from encore.errors import EncoreError, ExitCode
+from encore.files import json_objects
 
 PASSPORT = "dataset.json"
 PARTS = "parts"  # Folder for an unfinished preparation, inside the data folder
 SCHEMA = 1
 # Published data sets by name, with their counts and checksums.
 PUBLISHED = paths.BENCHMARKS / "common" / "data" / "published_sets.json"
+AGAIN = "run the same command again: it resumes where it stopped"
 STOP_SECONDS = 10.0  # Time that a child gets to stop after SIGINT
 LAST_LINES = 5  # Lines of standard error in the message if a child fails without a reported problem
 
@@ -187,33 +190,17 @@ def follow(command: list[str], on_update: OnUpdate, environment: Mapping[str, st
                 hint="encore doctor",
             ) from None
         problems: list[EncoreError] = []
-        with child:
-            try:
-                for line in child.stdout or ():
-                    # Container images print a banner before the command's output.
-                    if environment is None or line.startswith("{"):
-                        problems += _take(line, on_update)
-                child.wait()
-            except KeyboardInterrupt:
-                stop(child)
-                raise EncoreError(
-                    "interrupted",
-                    hint="run the same command again: it resumes where it stopped",
-                    exit_code=ExitCode.INTERRUPTED,
-                ) from None
-            except BaseException:
-                stop(child)
-                raise
+        with child, stopped_on_error(child):
+            for line in child.stdout or ():
+                # Container images print a banner before the command's output.
+                if environment is None or line.startswith("{"):
+                    problems += _take(line, on_update)
+            child.wait()
         return _judge(child.returncode, problems, errors)
 
 
 def _take(line: str, on_update: OnUpdate) -> Iterator[EncoreError]:
-    try:
-        message: Any = json.loads(line)
-    except ValueError:
-        message = None
-    if not isinstance(message, dict):
-        message = {"note": line.rstrip()}
+    message: dict[str, Any] = next(json_objects([line]), {"note": line.rstrip()})
     if "error" in message:
         first = message["error"]
         for problem in (first, *first.get("more", ())):
@@ -247,13 +234,21 @@ def _judge(code: int, problems: list[EncoreError], errors: IO[str]) -> list[Enco
     return problems
 
 
-def stop(child: subprocess.Popen[Any]) -> None:
-    # Stop the child. Ctrl-C in a terminal signals the process group, but a signal to this process does not reach it.
-    child.send_signal(signal.SIGINT)
+@contextmanager
+def stopped_on_error(child: subprocess.Popen[Any]) -> Iterator[None]:
+    """Stop the child after an error or Ctrl-C, which raises EncoreError."""
     try:
-        child.communicate(timeout=STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        child.kill()
+        yield
+    except BaseException as error:
+        # Ctrl-C in a terminal signals the process group, but a signal to this process does not reach the child.
+        child.send_signal(signal.SIGINT)
+        try:
+            child.communicate(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+        if isinstance(error, KeyboardInterrupt):
+            raise EncoreError("interrupted", hint=AGAIN, exit_code=ExitCode.INTERRUPTED) from None
+        raise
 
 
 # -- passports ----------------------------------------------------------------------------------------
@@ -324,10 +319,14 @@ def _shortfall(manifest: Mapping[str, Any]) -> str:
 
 def holds(directory: Path, name: str) -> bool:
     """Return whether a folder contains the complete data set of this name."""
-    try:
-        return read_passport(directory).name == name
-    except EncoreError:
-        return False
+    passport = _passport_of(directory)
+    return passport is not None and passport.name == name
+
+
+def _passport_of(directory: Path) -> DataPassport | None:
+    with suppress(EncoreError):
+        return read_passport(directory)
+    return None
 
 
 def _absent(directory: Path) -> EncoreError:
@@ -368,27 +367,21 @@ def check_data(directory: Path, benchmark: str) -> DataPassport:
             hint=f"choose a different folder with --data, or encore data prepare {benchmark}",
         )
     for name, size in passport.files.items():
-        _check_file(directory / name, size, benchmark)
+        path = directory / name
+        try:
+            with path.open("rb") as file:
+                actual_size = os.fstat(file.fileno()).st_size
+            problem = f"{path} has changed: {actual_size:,} bytes" if actual_size != size else ""
+        except OSError as error:
+            problem = f"{path}: {error.strerror}"
+        if problem:
+            raise EncoreError(
+                problem,
+                expected=f"a readable file of {size:,} bytes, as recorded in {PASSPORT}",
+                hint=f"encore data verify {benchmark} {path.parent} reports more; "
+                f"encore data prepare {benchmark} -o {path.parent} --overwrite makes it again",
+            )
     return passport
-
-
-def _check_file(path: Path, size: int, benchmark: str) -> None:
-    hint = (
-        f"encore data verify {benchmark} {path.parent} reports more; "
-        f"encore data prepare {benchmark} -o {path.parent} --overwrite makes it again"
-    )
-    try:
-        with path.open("rb") as file:
-            actual_size = os.fstat(file.fileno()).st_size
-    except OSError as error:
-        expected = f"a readable file of {size:,} bytes, as recorded in {PASSPORT}"
-        raise EncoreError(f"{path}: {error.strerror}", expected=expected, hint=hint) from None
-    if actual_size != size:
-        raise EncoreError(
-            f"{path} has changed: {actual_size:,} bytes",
-            expected=f"{size:,} bytes, as recorded in {PASSPORT}",
-            hint=hint,
-        )
 
 
 def data_folders() -> list[tuple[str, Path, DataPassport | EncoreError]]:
@@ -396,19 +389,11 @@ def data_folders() -> list[tuple[str, Path, DataPassport | EncoreError]]:
     for benchmark in preparable():
         root = paths.default_data(benchmark)
         nested = sorted(path.parent for path in root.parent.glob(f"*/{PASSPORT}"))
-        other_folders = [path for path in nested if path != root and benchmark in _benchmarks_of(path)]
-        for directory in (root, *other_folders):
+        passports = {path: passport for path in nested if path != root and (passport := _passport_of(path))}
+        others = [path for path, other in passports.items() if benchmark in (other.benchmark, *other.shared_with)]
+        for directory in (root, *others):
             try:
                 folders.append((benchmark, directory, check_data(directory, benchmark)))
             except EncoreError as error:
                 folders.append((benchmark, directory, error))
     return folders
-
-
-def _benchmarks_of(directory: Path) -> tuple[str, ...]:
-    # Names of all benchmarks that use a data set; empty if dataset.json cannot be read.
-    try:
-        passport = read_passport(directory)
-    except EncoreError:
-        return ()
-    return (passport.benchmark, *passport.shared_with)

@@ -14,10 +14,9 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 from urllib.parse import quote, urlsplit
 
 from encore import catalogue, data, environment, hub, names
@@ -31,7 +30,6 @@ HUB_CLIENT = "hf"
 FULL_BYTES = 1 << 20  # A disk with less free space is full
 POLL_SECONDS = 0.2  # Interval between progress reports
 R2_SCRIPT = "https://raw.githubusercontent.com/mlcommons/r2-downloader/refs/heads/main/mlc-r2-downloader.sh"
-AGAIN = "run the same command again: it resumes where it stopped"
 # A line of the list of MD5 that MLCommons publishes, as md5sum writes it.
 _LISTED = re.compile(r"([0-9a-f]{32}) [ *](?:\./)?(.+)")
 _DENIED = re.compile(r"\b40[13]\b|Authentication Failed|Access denied")  # Output of curl, wget and hf
@@ -61,11 +59,8 @@ class Fetch:
             return f"bash <(curl -s {R2_SCRIPT}) -d {shlex.quote(str(self.target))} {self.address}"
         if self.kind == "login":
             return f"log in to {self.address} and save it as {self.target}"
-        if self.kind == "gs":
-            return shlex.join(gsutil(self))
-        if self.hub:
-            return shlex.join(hub.client_command(self.hub, self.target))
-        return shlex.join(argv(tool, self.address, self.target))
+        client = hub.client_command(self.hub, self.target) if self.hub else argv(tool, self.address, self.target)
+        return shlex.join(gsutil(self) if self.kind == "gs" else client)
 
     def state(self) -> str:
         if self.kind in ("r2", "gs", "hub"):
@@ -107,7 +102,8 @@ class Plan:
 
     def next(self) -> list[str]:
         preparation = self.preparation()
-        return [*_PREPARE, self.benchmark, str(preparation.source), "-o", str(self.output), *preparation.options]
+        source = str(preparation.source)
+        return ["encore", "data", "prepare", self.benchmark, source, "-o", str(self.output), *preparation.options]
 
     def _found(self, word: str) -> str:
         # Replace DIR by the folder, and a pattern by the single file that matches it.
@@ -116,9 +112,6 @@ class Plan:
         name = word[len(IN_FOLDER) :].lstrip("/")
         matches = sorted(self.directory.glob(name)) if "*" in name else []
         return str((matches[0] if len(matches) == 1 else self.directory / name).absolute())
-
-
-_PREPARE = ("encore", "data", "prepare")
 
 
 def part_of(path: Path) -> Path:
@@ -402,9 +395,16 @@ def _fetch_hub(fetch: Fetch, repository: catalogue.Hub, tool: str, uses_client: 
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with _token_header() as header:
-            files = _list_files(fetch, repository, "curl" if header else tool, header, on_update)
+            # The files of a commit do not change: the list is downloaded once.
+            path, address = folder / f".{revision[:12]}.json", hub.listing_url(repository)
+            listing = Fetch(kind="url", address=address, target=path, checksums={}, source="", header=header)
+            _fetch_file(listing, "curl" if header else tool, on_update)
+            files = hub.parse_listing(path.read_bytes(), repository)
+            _require_space(folder, sum(_file_of(file, fetch, repository, header).missing_bytes() for file in files))
             if uses_client:
-                _call_client(repository, folder, on_update)
+                python = environment.ensure_environment(hub.ENVIRONMENT, lambda text: on_update(data.Update(note=text)))
+                command = [str(python.with_name(HUB_CLIENT)), *hub.client_command(repository, folder)[1:]]
+                _follow(command, folder, data.Update(phase=folder.name), on_update)
             for file in files:
                 _fetch_file(_file_of(file, fetch, repository, header), "curl" if header else tool, on_update)
     except EncoreError as error:
@@ -423,20 +423,6 @@ def _fetch_hub(fetch: Fetch, repository: catalogue.Hub, tool: str, uses_client: 
     hub.write_manifest(folder, repository, files)
 
 
-def _list_files(
-    fetch: Fetch, repository: catalogue.Hub, tool: str, header: Path | None, on_update: data.OnUpdate
-) -> list[hub.HubFile]:
-    folder = fetch.target
-    # The files of a commit do not change: the list is downloaded once.
-    path, address = folder / f".{repository.revision[:12]}.json", hub.listing_url(repository)
-    listing = Fetch(kind="url", address=address, target=path, checksums={}, source="", header=header)
-    _fetch_file(listing, tool, on_update)
-    files = hub.parse_listing(path.read_bytes(), repository)
-    missing = [_file_of(file, fetch, repository, header).missing_bytes() for file in files]
-    _require_space(folder, sum(missing))
-    return files
-
-
 def _file_of(file: hub.HubFile, fetch: Fetch, repository: catalogue.Hub, header: Path | None) -> Fetch:
     return Fetch(
         kind="url",
@@ -447,12 +433,6 @@ def _file_of(file: hub.HubFile, fetch: Fetch, repository: catalogue.Hub, header:
         source=f"commit {repository.revision} of {repository.repository}",
         header=header,
     )
-
-
-def _call_client(repository: catalogue.Hub, folder: Path, on_update: data.OnUpdate) -> None:
-    python = environment.ensure_environment(hub.ENVIRONMENT, lambda text: on_update(data.Update(note=text)))
-    command = [str(python.with_name(HUB_CLIENT)), *hub.client_command(repository, folder)[1:]]
-    _follow(command, folder, data.Update(phase=folder.name), on_update)
 
 
 def _follow(command: list[str], path: Path, phase: data.Update, on_update: data.OnUpdate) -> None:
@@ -467,31 +447,20 @@ def _follow(command: list[str], path: Path, phase: data.Update, on_update: data.
             child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=variables)
         except OSError as error:
             raise EncoreError(f"{command[0]}: {error.strerror}", hint=f"install {command[0]}") from None
-        try:
-            while _waits(child):
+        with data.stopped_on_error(child):
+            while child.poll() is None:
                 on_update(_with_done(phase, path))
-        except BaseException as error:
-            data.stop(child)
-            if isinstance(error, KeyboardInterrupt):
-                raise EncoreError("interrupted", hint=AGAIN, exit_code=ExitCode.INTERRUPTED) from None
-            raise
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(POLL_SECONDS)
         if child.returncode:
             if shutil.disk_usage(existing(path)).free < FULL_BYTES:
-                raise EncoreError(f"the disk of {path.parent} is full", hint=AGAIN, exit_code=ExitCode.FAILED)
+                raise EncoreError(f"the disk of {path.parent} is full", hint=data.AGAIN, exit_code=ExitCode.FAILED)
             output.seek(0)
             tail = "\n    ".join(output.read().splitlines()[-data.LAST_LINES :])
             problem = f"{command[0]} of {command[-1]} ended with exit code {child.returncode}"
-            raise EncoreError(problem + (f":\n    {tail}" if tail else ""), hint=AGAIN, exit_code=ExitCode.FAILED)
+            raise EncoreError(problem + (f":\n    {tail}" if tail else ""), hint=data.AGAIN, exit_code=ExitCode.FAILED)
     done = _with_done(phase, path).done
     on_update(data.Update(phase=phase.phase, done=done, total=done))
-
-
-def _waits(child: "subprocess.Popen[Any]") -> bool:
-    try:
-        child.wait(POLL_SECONDS)
-    except subprocess.TimeoutExpired:
-        return True
-    return False
 
 
 def _with_done(phase: data.Update, path: Path) -> data.Update:

@@ -71,7 +71,7 @@ class Environment:
         content = [pins, _version(self.interpreter), self.check]
         horovod = self.horovod.model_dump(by_alias=True) if self.horovod else {}
         content += [json.dumps(horovod, sort_keys=True)]
-        content += [str(self.mpi), _toolchain()] if self.horovod else []
+        content += [str(self.mpi), TOOLCHAIN.read_text(encoding="utf-8")] if self.horovod else []
         key = hashlib.sha256("\n".join(content).encode()).hexdigest()[:12]
         return paths.cache_folder() / "environments" / f"{self.framework}-{key}"
 
@@ -82,10 +82,6 @@ class Environment:
     @property
     def is_ready(self) -> bool:
         return (self.folder / "check.done").exists()
-
-
-def _toolchain() -> str:
-    return TOOLCHAIN.read_text(encoding="utf-8")
 
 
 @cache
@@ -215,7 +211,8 @@ def wheel_folder(
     patterns = catalogue.framework(framework).software[framework]
     pins = re.findall(r"^[\w.-]+==\S+", requirements.read_text(encoding="utf-8"), re.MULTILINE)
     compiled_against = [pin for pin in pins if any(fnmatch.fnmatch(pin.split("==")[0], p) for p in patterns)]
-    content = [compiled_against, horovod.version, dict(built_on), dict(switches), _toolchain()]
+    toolchain = TOOLCHAIN.read_text(encoding="utf-8")
+    content = [compiled_against, horovod.version, dict(built_on), dict(switches), toolchain]
     key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
     return paths.cache_folder() / "wheels" / f"horovod-{framework}-{key}"
 

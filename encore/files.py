@@ -17,7 +17,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timezone
@@ -157,27 +157,17 @@ _DAMAGED = (
 )  # fmt: skip
 
 
-class TooLarge(OSError):
-    """A compressed file with more content than any plausible log."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(errno.EFBIG, problem)
-
-    def __str__(self) -> str:
-        return self.strerror or ""
-
-
 def max_unpacked(path: Path) -> int:
     """Return the limit for a compressed file's content, in bytes."""
     return _FREE_BYTES + _MAX_RATIO * path.stat().st_size
 
 
-def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"its content has more than {limit:,} bytes, the limit for a file of its size")
+def _too_large(limit: int) -> OSError:
+    return OSError(errno.EFBIG, f"its content has more than {limit:,} bytes, the limit for a file of its size")
 
 
 class Bounded:
-    """A binary stream that raises TooLarge after ``limit`` bytes."""
+    """A binary stream that raises OSError after ``limit`` bytes."""
 
     def __init__(self, stream: Any, limit: int) -> None:
         self._stream, self._limit, self._left = stream, limit, limit
@@ -215,7 +205,7 @@ def archive_errors(path: Path) -> Iterator[None]:
         yield
     except _DAMAGED as error:
         raise EncoreError(
-            f"{path} cannot be read: {error}",
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}",
             expected="a complete .zip or .tar file",
             hint="download it again, or unpack it and use the folder",
         ) from error
@@ -280,17 +270,13 @@ def tar_members(archive: Path) -> Iterator[tuple[str, int, IO[bytes] | None]]:
 
 
 def _decompressed(raw: BufferedReader) -> Any:
-    magic = raw.peek(6)
-    if magic.startswith(b"\x1f\x8b"):
-        return gzip.GzipFile(fileobj=raw)
-    if magic.startswith(b"BZh"):
-        return bz2.BZ2File(raw)
-    return lzma.LZMAFile(raw) if magic.startswith(b"\xfd7zXZ\0") else nullcontext(raw)
+    openers: dict[bytes, Callable[[Any], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+    return next((open_(raw) for magic, open_ in openers.items() if raw.peek(6).startswith(magic)), nullcontext(raw))
 
 
 def _check_bounds(count: int, room: int, limit: int) -> None:
     if count >= _MAX_MEMBERS:
-        raise TooLarge(f"it has more than {_MAX_MEMBERS:,} members")
+        raise OSError(errno.EFBIG, f"it has more than {_MAX_MEMBERS:,} members")
     if room < 0:
         raise _too_large(limit)
 

@@ -65,8 +65,8 @@ def published(
         raise EncoreError("--markdown without --table", hint="add --table")
     wanted_round = options.known_round(round_)
     # Refuse a wrong name and offer the nearest right one: an empty list would look like an answer.
-    benchmarks = sorted({result.benchmark for result in load_published() if result.benchmark})
-    submitters = sorted({result.submitter for result in load_published()})
+    benchmarks = {result.benchmark for result in load_published() if result.benchmark}
+    submitters, rounds = ({getattr(result, key) for result in load_published()} for key in ("submitter", "round"))
     if benchmark is not None and canonical(benchmark) not in benchmarks:
         raise unknown("published benchmark", benchmark, benchmarks)
     if submitter is not None and submitter.lower() not in [name.lower() for name in submitters]:
@@ -80,9 +80,8 @@ def published(
         accelerator=accelerator,
         division=division,
     )
-    if wanted_round is not None and not any(result.round == wanted_round for result in load_published()):
-        rounds = sorted({result.round for result in load_published()})
-        raise EncoreError(f"no published result of {wanted_round}", expected=", ".join(rounds))
+    if wanted_round is not None and wanted_round not in rounds:
+        raise EncoreError(f"no published result of {wanted_round}", expected=", ".join(sorted(rounds)))
     if sort is not None:
         results.sort(key=_ORDERS[sort])
     if as_table:
@@ -90,8 +89,7 @@ def published(
     elif as_json:
         write_json("published", [result.as_json() for result in results])
     elif as_csv:
-        plain = [result.as_json() for result in results]
-        rows: Any = tuple(tuple(entry[name] for name in _CSV_FIELDS) for entry in plain)
+        rows: Any = tuple(tuple(result.as_json()[name] for name in _CSV_FIELDS) for result in results)
         sys.stdout.write(Table(title="", columns=_CSV_FIELDS, rows=rows).as_csv())
     else:
         _print_published(results)
@@ -121,25 +119,19 @@ def _print_published(results: list[PublishedResult]) -> None:
 
 
 def _write_table(table: Table, *, as_json: bool, as_csv: bool, as_markdown: bool) -> None:
+    parts = sections(table)
     if as_csv:
         sys.stdout.write(table.as_csv())
-        return
-    parts = sections(table)
-    if as_json:
+    elif as_json:
         write_json("tables", tables_as_json(parts))
     elif as_markdown:
         sys.stdout.write("\n\n".join(f"### {section.title}\n\n{section.as_markdown()}" for section in parts))
         sys.stdout.write(f"\n\n{table.note}\n")
     else:
-        _print_sections(parts, table.note)
-
-
-# Print the sections. If there are too many benchmarks for the width, repeat the systems in several parts.
-def _print_sections(parts: list[Table], note: str) -> None:
-    screen = console()
-    for section in parts:
-        for part in parts_of_width(section, screen.width, _NAMES_WIDTH):
+        screen = console()
+        # If there are too many benchmarks for the width, repeat the systems in several parts.
+        for part in (part for section in parts for part in parts_of_width(section, screen.width, _NAMES_WIDTH)):
             numbers = [column for column in part.columns if column not in _TEXTS]
             least = ("software", "accelerator", "count")
             show(screen, part.title, part.columns, map(part.texts, part.rows), numbers=numbers, least=least)
-    say(screen, text(note, "dim"))
+        say(screen, text(table.note, "dim"))

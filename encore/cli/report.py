@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typing_extensions import TypedDict
@@ -172,7 +172,9 @@ def report(
             study=study,
             published=published,
             studied=extensions.load("report --study")(study) if study else [],
-            packages=_check_packages(run_paths) if package else [],
+            packages=[tree for path in run_paths for tree in extensions.load("report --package")(path)]
+            if package
+            else [],
             on_read=on_read,
         )
     files = write_files(report_files, output)
@@ -197,8 +199,3 @@ def _tables(runs: list[Path], baseline: str | None, study: str | None, published
     if study and not runs and (printed := extensions.load("report --study")(study)):
         tables = [*printed[:-1], *(table for table in tables if "Synopsis" not in table.title), printed[-1]]
     return tables
-
-
-def _check_packages(paths: Sequence[Path]) -> list[Any]:
-    check_trees = extensions.load("report --package")
-    return [tree for path in paths for tree in check_trees(path)]

@@ -163,14 +163,18 @@ def reproduce(
         raise EncoreError(f"no configuration of {source} is understood", expected="shell variable assignments")
     if output:
         write_system(read[0], output)
-        if read[0].choice and read[0].system:
-            folder, name = read[0].choice.folder.parent.name, read[0].system.system
-            system_option = (
-                f"in a systems folder of benchmarks/{folder} it is --system {name} --round {read[0].system.round}"
-            )
-            say(console(), escape(f"written: {output}; {system_option}"))
+        if (choice := read[0].choice) and (system := read[0].system):
+            place = f"in a systems folder of benchmarks/{choice.folder.parent.name}"
+            words = f"written: {output}; {place} it is --system {system.system} --round {system.round}"
+            say(console(), escape(words))
     if start:
-        _run(read[0], data_folder)
+        argv = command(read[0], data_folder)
+        if not argv or read[0].missing:
+            reason = read[0].refused or "keys without a value: " + ", ".join(read[0].missing)
+            raise EncoreError(f"{read[0].name} cannot be run here: {reason}", expected="a configuration that maps")
+        done = subprocess.run([sys.executable, "-m", "encore.cli.app", *argv], check=False)
+        if done.returncode:
+            raise typer.Exit(done.returncode if done.returncode > 0 else ExitCode.FAILED)
 
 
 def _read(opened: Source, file: str, nodes: int | None, gpus: int | None) -> Reproduction | NotUnderstood:
@@ -262,7 +266,24 @@ def _print(screen: Console, reproduction: Reproduction, data: Path | None) -> No
         if image:
             say(screen, escape(f"{title}{image}{f' ({reason})' if reason else ''}"))
     if reproduction.mapped:
-        _print_mapped(screen, reproduction)
+        settings = reproduction.system.config if reproduction.system else {}
+        mapped = (
+            (
+                mapping.key,
+                settings.get(mapping.key, mapping.value),
+                " ".join(dict.fromkeys(mapping.options)) or "none: the submitted code's",
+                " ".join(sorted(mapping.sources)),
+            )
+            for mapping in sorted(reproduction.mapped, key=lambda mapping: mapping.origin == "code")
+        )
+        show(screen, "what maps", ("key", "value", "option", "variables"), mapped, least=("variables",))
+        variables = [
+            (name, value, file)
+            for file, file_variables in reproduction.environment.items()
+            for name, value in file_variables.items()
+        ]
+        if variables:
+            show(screen, "environment of the ranks", ("variable", "value", "from"), variables)
     if reproduction.left:
         rows = (
             (
@@ -275,36 +296,13 @@ def _print(screen: Console, reproduction: Reproduction, data: Path | None) -> No
         show(screen, "no counterpart", ("option or variable", "value", "what that means"), rows)
 
 
-def _print_mapped(screen: Console, reproduction: Reproduction) -> None:
-    values = reproduction.system.config if reproduction.system else {}
-    rows = (
-        (
-            mapping.key,
-            values.get(mapping.key, mapping.value),
-            " ".join(dict.fromkeys(mapping.options)) or "none: the submitted code's",
-            " ".join(sorted(mapping.sources)),
-        )
-        for mapping in sorted(reproduction.mapped, key=lambda mapping: mapping.origin == "code")
-    )
-    show(screen, "what maps", ("key", "value", "option", "variables"), rows, least=("variables",))
-    variables = [
-        (name, value, file)
-        for file, file_variables in reproduction.environment.items()
-        for name, value in file_variables.items()
-    ]
-    if variables:
-        show(screen, "environment of the ranks", ("variable", "value", "from"), variables)
-
-
 def _images(reproduction: Reproduction) -> tuple[str, str, str]:
     """Return the submitted base image, the current one, and the reason for the difference."""
     if reproduction.choice is None:
         return reproduction.base, "", ""
-    framework, benchmark = reproduction.choice.implementation.framework, reproduction.choice.benchmark.name
-    now = images.find_release(framework)
-    submitted = images.catalogue().submitted
-    reason = next((s.why for s in submitted if s.round == reproduction.source.round and s.benchmark == benchmark), "")
-    return reproduction.base, now.reference, reason
+    key = reproduction.source.round, reproduction.choice.benchmark.name
+    reason = next((s.why for s in images.catalogue().submitted if (s.round, s.benchmark) == key), "")
+    return reproduction.base, images.find_release(reproduction.choice.implementation.framework).reference, reason
 
 
 def _print_system(screen: Console, reproduction: Reproduction) -> None:
@@ -343,8 +341,7 @@ def _print_system(screen: Console, reproduction: Reproduction) -> None:
 
 
 def _as_json(reproduction: Reproduction, data: Path | None) -> ReproductionJson:
-    then, now, reason = _images(reproduction)
-    choice = reproduction.choice
+    (then, now, reason), choice = _images(reproduction), reproduction.choice
     meanings = configuration.fields_with_meaning(choice.folder) if choice else {}
     return {
         "configuration": reproduction.name,
@@ -377,13 +374,3 @@ def _as_json(reproduction: Reproduction, data: Path | None) -> ReproductionJson:
         "command": ["encore", *argv] if (argv := command(reproduction, data)) else [],
         "alternative": ["encore", *argv] if (argv := _alternative(reproduction, data)) else [],
     }  # fmt: skip
-
-
-def _run(reproduction: Reproduction, data: Path | None) -> None:
-    argv = command(reproduction, data)
-    if not argv or reproduction.missing:
-        reason = reproduction.refused or "keys without a value: " + ", ".join(reproduction.missing)
-        raise EncoreError(f"{reproduction.name} cannot be run here: {reason}", expected="a configuration that maps")
-    done = subprocess.run([sys.executable, "-m", "encore.cli.app", *argv], check=False)
-    if done.returncode:
-        raise typer.Exit(done.returncode if done.returncode > 0 else ExitCode.FAILED)

@@ -70,7 +70,7 @@ def selftest(
     screen, started = console(stderr=as_json), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="encore-selftest-") as work:
         rows = _run(request, Path(work), screen)
-    failed, cut = (any(flags) for flags in ((row.result == "FAIL" for row in rows), (row.cut for row in rows)))
+    failed, cut = any(row.result == "FAIL" for row in rows), any(row.cut for row in rows)
     if as_json:
         write_json("selftest", Tested(device=device, passed=not failed, complete=not cut, checks=rows))
     else:
@@ -100,25 +100,18 @@ def _run(request: Request, work: Path, screen: Console) -> list[Row]:
     # Run the checks and print one line per result.
     with screen.status("listing the checks") as status:
         test = Selftest(request, work, node.this_node(), status.update)
-        plan = test.plan()
-        rows = list(test.skipped)
-        for row in rows:
-            _line(screen, row)
-        numbers = itertools.count(1)
+        plan, numbers = test.plan(), itertools.count(1)
 
         def start(name: str, check: str) -> None:
             status.update(f"{next(numbers)}/{len(plan)} {name} {check}")
 
-        for row in test.run(plan, start):
+        rows = []
+        for row in itertools.chain(test.skipped, test.run(plan, start)):
             rows.append(row)
-            _line(screen, row)
+            result = text(f"{row.result:<8}", COLOURS[row.result])
+            label = text(f"{row.name} {row.check}".strip())
+            say(screen, text(f"{time.strftime('%H:%M:%S')} ", "dim"), result, label)
     return rows
-
-
-def _line(screen: Console, row: Row) -> None:
-    colour = COLOURS[row.result]
-    label = f"{row.name} {row.check}".strip()
-    say(screen, text(f"{time.strftime('%H:%M:%S')} ", "dim"), text(f"{row.result:<8}", colour), text(label))
 
 
 def _print(screen: Console, rows: list[Row], seconds: float) -> None:

@@ -143,16 +143,12 @@ def serve(
     sizes, at_once = options.numbers("--batches", batches), options.numbers("--clients", clients)
     target = (output or source / "triton").absolute()
     planned = [repositories.plan(model, target) for model in models]
-    no_gpu = EncoreError("no GPU on this machine", hint="--device cpu")
-    lacks_gpu = settings.device == "gpu" and not dry_run and not node.gpus()
+    if settings.device == "gpu" and not dry_run and not node.gpus():
+        raise EncoreError("no GPU on this machine", hint="--device cpu")
     # Parts have one format and one framework.
     export, first = models[0].export, planned[0]
     if runtime == "host":
-        if lacks_gpu:
-            raise no_gpu
-        deployment = server.on_host(
-            export, first, ports, python, None if dry_run else lambda message: say(screen, message)
-        )
+        deployment = server.on_host(export, first, ports, python, None if dry_run else on_step)
     else:
         deployment = server.in_container(runtime, export, first, settings, ports, image)
     if dry_run:
@@ -160,8 +156,6 @@ def serve(
         return
     if deployment.problem is not None:
         raise deployment.problem
-    if lacks_gpu:
-        raise no_gpu
     evaluation = None if run is None else exports.plan(source, run, data_folder)
     repositories.write(source, models, planned, deployment.backend, settings)
     server.link_backend(deployment, first)
@@ -191,7 +185,12 @@ def serve(
                 child.wait()
                 raise server.explain(log, f"the server stopped with exit code {child.returncode}")
     if document:
-        _report(screen, document, as_json)
+        if as_json:
+            write_json("served", document)
+        else:
+            _print(screen, document)
+        if not all(result["same"] for checked in document["check"].values() for result in checked):
+            raise EncoreError("the server's outputs differ from the export's", exit_code=ExitCode.FAILED)
 
 
 def _show(
@@ -232,15 +231,6 @@ def _show(
     if deployment.problem is not None:
         say(screen, "[yellow]cannot be started here[/]:", text(deployment.problem.found))
         say(screen, text(f"hint: {deployment.problem.hint}"))
-
-
-def _report(screen: Console, document: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        write_json("served", document)
-    else:
-        _print(screen, document)
-    if not all(check["same"] for checked in document["check"].values() for check in checked):
-        raise EncoreError("the server's outputs differ from the export's", exit_code=ExitCode.FAILED)
 
 
 def _print(screen: Console, document: dict[str, Any]) -> None:

@@ -52,40 +52,32 @@ def list_(
 
       encore list resnet --json
     """
+    choices = catalogue.choices()
     if studies:
         extensions.load("list --studies")(as_json)
-    elif benchmark is None:
-        _list_benchmarks(as_json)
-    else:
+    elif benchmark is not None:
         _list_systems(catalogue.choose(benchmark), as_json)
-
-
-def _list_benchmarks(as_json: bool) -> None:
-    choices = catalogue.choices()
-    if as_json:
+    elif as_json:
         content = [
             {"name": name, "framework": choice.implementation.framework, **choice.benchmark.model_dump()}
             for name, choice in choices.items()
         ]
         write_json("benchmarks", content)
-        return
-    rows = (
-        (
-            name,
-            choice.benchmark.title,
-            choice.implementation.framework,
-            choice.benchmark.data_set,
-            Text(
-                "\n".join(
-                    f"{r}  {with_names(requirements.targets, 'g')}"
-                    for r, requirements in choice.benchmark.rounds.items()
-                )
-            ),
+    else:
+        rows = (
+            (
+                name,
+                choice.benchmark.title,
+                choice.implementation.framework,
+                choice.benchmark.data_set,
+                Text(
+                    "\n".join(f"{r}  {with_names(entry.targets, 'g')}" for r, entry in choice.benchmark.rounds.items())
+                ),
+            )
+            for name, choice in choices.items()
         )
-        for name, choice in choices.items()
-    )
-    columns = ("name", "task", "framework", "data set", "target per round")
-    layout.show(console(), "benchmarks", columns, rows, least=("task",))
+        columns = ("name", "task", "framework", "data set", "target per round")
+        layout.show(console(), "benchmarks", columns, rows, least=("task",))
 
 
 def _list_systems(choice: catalogue.Choice, as_json: bool) -> None:

@@ -152,7 +152,10 @@ def run(
         folder = Folder(
             root / f"study-{study_definition.name}", study_definition.model_copy(update={"request": request})
         )
-    only = _named(folder, point)
+    keys = [entry.key for entry in folder.study.points()]
+    only = keys[int(point)] if point and point not in keys and point.isdigit() and int(point) < len(keys) else point
+    if only is not None and only not in keys:
+        raise EncoreError(f"no point {point}", expected=f"a number below {len(keys)}, or a name", hint="see --dry-run")
     if dry_run:
         _print_points(folder, as_json)
         return
@@ -167,16 +170,6 @@ def run(
     if point is None:
         _report_study(folder.path, as_json)
     raise typer.Exit(code)
-
-
-def _named(folder: Folder[Study], point: str | None) -> str | None:
-    # Find a point by key or number.
-    keys = [entry.key for entry in folder.study.points()]
-    if point is None or point in keys:
-        return point
-    if point.isdigit() and int(point) < len(keys):
-        return keys[int(point)]
-    raise EncoreError(f"no point {point}", expected=f"a number below {len(keys)}, or a name", hint="see --dry-run")
 
 
 def _measure_points(folder: Folder[Study], only: str | None) -> ExitCode:

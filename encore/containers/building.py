@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from encore import catalogue, checkout, environment, installer, names, paths, release
+from encore import catalogue, environment, installer, names, paths, release
 from encore.catalogue import Choice
 from encore.containers import compatibility, engines, images
 from encore.containers.engines import Engine
@@ -221,7 +221,7 @@ def build(choice: Choice, engine: Engine, base_name: str | None, force: bool, on
     base, tag = ensure_base(choice, engine, base_name, force, on_line)
     tags = [image_name(choice), image_name(choice, tag)]
     # The commit of the checkout, marked where files differ from it
-    state = checkout.code_state()
+    state = release.code_state()
     commit = (state["commit"] or "unknown") + ("-changed" if state["uncommitted_sha256"] else "")
     run_build(engine, dockerfile(choice.name), tags, {"BASE": base, "CODE": code_id(), "COMMIT": commit}, on_line)
     return tags[0]

@@ -15,9 +15,8 @@ from typing import Any
 
 from typing_extensions import NotRequired, TypedDict
 
-from encore import __version__, checkout, files, job
+from encore import __version__, files, job, release
 from encore.catalogue import SystemKind
-from encore.checkout import CodeState
 from encore.configuration import Configuration, Deviation, Value
 from encore.containers.runtimes import UsedImage
 from encore.data import DataPassport
@@ -109,7 +108,7 @@ class Described(TypedDict):
     cluster_file: str  # Cluster file of `--cluster` or `ENCORE_CLUSTER`; empty if not set
     command: list[str]  # Command of experiment 0, with the run folder written as `RUN`
     environment: dict[str, str]  # Of that command, with secrets redacted
-    code: CodeState
+    code: release.CodeState
     data: DataFacts
     seeds: list[int]  # One per experiment
     configuration: dict[str, Value]  # Every key
@@ -331,7 +330,7 @@ def describe(
         "cluster_file": clusters.file_from_environment(),
         "command": redact_arguments(command.argv),
         "environment": redact(command.environment),
-        "code": checkout.code_state(),
+        "code": release.code_state(),
         "image": image,
         "data": data_set,
         "seeds": seeds,
