@@ -114,11 +114,6 @@ class Configuration:
         return self.values[name].value
 
 
-def _config_files(folder: Path) -> list[Path]:
-    # Configuration shared by the implementations, if any, and the implementation's configuration.
-    return [path for path in (folder.parent / "config.py", folder / "config.py") if path.exists()]
-
-
 def _load(path: Path, name: str) -> Any:
     # Load the module in ``path`` as ``name``.
     spec = importlib.util.spec_from_file_location(name, path)
@@ -133,11 +128,11 @@ def _load(path: Path, name: str) -> Any:
 @cache
 def config_class(folder: Path) -> type[Any]:
     # Load the implementation's Config dataclass from its file: host code does not import benchmarks.
-    *shared, config_file = _config_files(folder)
-    for path in (paths.BENCHMARKS / "common" / "config_checks.py", *shared):
+    for path in (paths.BENCHMARKS / "common" / "config_checks.py", folder.parent / "config.py"):
         # Use the module name that the implementation imports, to avoid importing the package.
-        _load(path, f"benchmarks.{path.parent.name}.{path.stem}")
-    config: type[Any] = _load(config_file, f"_config_of_{folder.parent.name}_{folder.name}").Config
+        if path.exists():
+            _load(path, f"benchmarks.{path.parent.name}.{path.stem}")
+    config: type[Any] = _load(folder / "config.py", f"_config_of_{folder.parent.name}_{folder.name}").Config
     return config
 
 
@@ -332,14 +327,3 @@ def describe_scale(configuration: Configuration) -> str:
     role_ranks = [(role.title, role.ranks(configuration.plain(), configuration.ranks)) for role in roles]
     roles_text = "".join(f"; {title}: ranks {ranks[0]} to {ranks[-1]}" for title, ranks in role_ranks)
     return f"{total // batch} x {batch} = global batch {total}{roles_text}"
-
-
-def fields_with_meaning(folder: Path) -> dict[str, str]:
-    """Return the field comments in config.py: unit and meaning. Comments of the implementation take precedence."""
-    meanings = {}
-    lines = (line for path in _config_files(folder) for line in path.read_text(encoding="utf-8").splitlines())
-    for line in lines:
-        name, colon, rest = line.strip().partition(":")
-        if colon and " # " in rest and name.isidentifier():
-            meanings[name] = rest.split(" # ", 1)[1]
-    return meanings

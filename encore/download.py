@@ -37,15 +37,16 @@ _DENIED = re.compile(r"\b40[13]\b|Authentication Failed|Access denied")  # Outpu
 
 @dataclass(frozen=True, kw_only=True)
 class Fetch:
-    """One thing to get, and where it comes to."""
+    """A file or folder of the raw data, and its source."""
 
-    kind: str  # url, r2, gs, login or hub
+    # url, r2 (a list of files of MLCommons' storage), gs, login, or hub (repository of the Hugging Face Hub)
+    kind: str
     address: str
     target: Path  # A file; of r2 and gs a folder
-    bytes: int = 0  # 0 if unpublished
+    bytes: int | None = None  # None: no size is published
     unpacked_bytes: int = 0  # Unpacked size of a gzip file that is unpacked before the preparation
     checksums: Mapping[str, tuple[str, ...]]  # Accepted digests, or their prefixes, by algorithm
-    source: str
+    source: str  # Source of size and checksums
     hub: catalogue.Hub | None = None  # With the commit in ``revision``, if known
     header: Path | None = None  # File with an HTTP header, for curl
 
@@ -79,17 +80,19 @@ class Fetch:
             return self.unpacked_bytes  # The packed one goes when it is unpacked
         files = self.target.rglob("*") if self.target.is_dir() else (self.target, part_of(self.target))
         there = sum(path.stat().st_size for path in files if path.is_file())
-        return max(0, self.bytes - there)
+        return max(0, (self.bytes or 0) - there)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
+    """Sources of a benchmark's raw data."""
+
     benchmark: str
     data_set: str
     directory: Path
     output: Path  # Where the data set is to be prepared
     fetches: tuple[Fetch, ...]
-    prepared_bytes: int
+    prepared_bytes: int  # Upper limit; 0 if unknown
     terms: str
     needs: str  # Files that the user has to add before the preparation
     words: tuple[str, ...]  # Of the preparation: the raw data, and options
@@ -183,7 +186,7 @@ def _fetches(file: catalogue.RawFile, directory: Path) -> Iterator[Fetch]:
             kind=kind,
             address=url,
             target=directory / (file.file or PurePosixPath(urlsplit(url).path).name),
-            bytes=file.bytes // file.count,
+            bytes=file.bytes // file.count or None,
             unpacked_bytes=file.unpacked_bytes // file.count,
             checksums={name: (digest,) for name, digest in (("md5", file.md5), ("sha256", file.sha256)) if digest},
             source=file.source,
@@ -285,7 +288,7 @@ def _fetch_file(fetch: Fetch, tool: str, on_update: data.OnUpdate) -> None:
         check(target, fetch)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    phase = data.Update(phase=target.name, total=fetch.bytes or None)
+    phase = data.Update(phase=target.name, total=fetch.bytes)
     try:
         _follow(argv(tool, fetch.address, part, fetch.header), part, phase, on_update)
     except EncoreError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from encore import catalogue, configuration, paths
+from encore.cli import schemas
 from encore.errors import EncoreError
 from encore.slurm import cluster
 from tests.json_schemas import validate
@@ -33,7 +34,7 @@ def test_systems_resolve_without_deviations_and_with_other_numbers_of_gpus(name:
         validate(f"config-{name}", json.loads(json.dumps(resolved.plain())))
         doubled = configuration.resolve(choice, system, 1, 2 * system.gpus_per_node, [])
         assert doubled.get("batch_size") >= 1 and doubled.get("learning_rate") > 0
-    assert {*configuration.fields_with_meaning(choice.folder)} == {*configuration.field_types(choice.folder)}
+    assert {*schemas.meanings(configuration.config_class(choice.folder))} == {*configuration.field_types(choice.folder)}
     for rate in ("0", "-0.1"):
         with pytest.raises(EncoreError, match="learning_rate must be above 0"):
             configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [f"learning_rate={rate}"])

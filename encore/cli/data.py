@@ -3,7 +3,7 @@
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -85,15 +85,14 @@ def prepare(
     if python is not None and runtime != "host":
         raise EncoreError(f"--python with --runtime {runtime}", expected="one of them", hint="leave one out")
     target = runtimes.choose(runtime, choice, node.this_node(), "cpu")
-    in_container = target.runtime != "host"
     if dry_run:
         command = data.prepare_command("python", name_of_data, directory, preparation)
-        if in_container:
+        if target.runtime != "host":
             command = [*runtimes.preparation(target, name_of_data, directory, preparation).argv]
         typer.echo(shlex.join(command))
-        return
-    passport = _prepare(choice, directory, preparation, target, python)
-    typer.echo(f"{passport.directory}: {describe(passport)}")
+    else:
+        passport = _prepare(choice, directory, preparation, target, python)
+        typer.echo(f"{passport.directory}: {describe(passport)}")
 
 
 prepare.settings = {  # type: ignore[attr-defined]
@@ -195,65 +194,26 @@ def get(
         typer.echo("\n".join(_plan_lines(plan, program)))
 
 
-class PlannedFile(TypedDict):
-    """A file of the raw data."""
-
-    file: str
-    kind: str  # url, r2 (a list of files of MLCommons' storage), gs, login, or hub (repository of the Hugging Face Hub)
-    address: str
-    bytes: int | None  # null: no size is published
-    checksums: Mapping[str, Sequence[str]]  # Valid digests or digest prefixes by algorithm
-    source: str  # Source of size and checksums
-    state: str
-    command: str
-
-
-class PlannedDownload(TypedDict):
-    """Where a benchmark's raw data come from."""
-
-    benchmark: str
-    data_set: str
-    terms: str
-    needs: str  # Files that the user must add before the preparation
-    files: list[PlannedFile]
-    prepared_bytes: int  # Upper limit; 0 if unknown
-    next: list[str]  # Preparation command
-    weights: list[str]  # Settings of a run with the initial weights
-    variants: Mapping[str, str]  # Addresses of alternative sources by name
-
-
-def _planned(plan: download.Plan, tool: str) -> PlannedDownload:
-    files: list[PlannedFile] = [
+def _planned(plan: download.Plan, tool: str) -> dict[str, Any]:
+    of_plan = ("benchmark", "data_set", "terms", "needs", "prepared_bytes", "weights", "variants")
+    of_file = ("kind", "address", "bytes", "checksums", "source")
+    files = [
         {
+            **{name: getattr(fetch, name) for name in of_file},
             "file": str(fetch.target),
-            "kind": fetch.kind,
-            "address": fetch.address,
-            "bytes": fetch.bytes or None,
-            "checksums": fetch.checksums,
-            "source": fetch.source,
             "state": fetch.state(),
             "command": fetch.command(tool),
         }
         for fetch in plan.fetches
     ]
-    return {
-        "benchmark": plan.benchmark,
-        "data_set": plan.data_set,
-        "terms": plan.terms,
-        "needs": plan.needs,
-        "files": files,
-        "prepared_bytes": plan.prepared_bytes,
-        "next": plan.next(),
-        "weights": list(plan.weights),
-        "variants": plan.variants,
-    }
+    return {**{name: getattr(plan, name) for name in of_plan}, "files": files, "next": plan.next()}
 
 
 _LISTS = {"r2": "MD5 of the files in MLCommons' list", "hub": "SHA-256 of the files in the Hub's list"}
 
 
 def _plan_lines(plan: download.Plan, tool: str) -> Iterator[str]:
-    known_bytes = sum(fetch.bytes for fetch in plan.fetches)
+    known_bytes = sum(fetch.bytes or 0 for fetch in plan.fetches)
     size = f"{filesize.decimal(known_bytes)} to download" if known_bytes else "no size published"
     yield f"{plan.data_set} for {plan.benchmark}: {size}" + (
         f", up to {filesize.decimal(plan.prepared_bytes)} to prepare it" if plan.prepared_bytes else ""
@@ -319,8 +279,7 @@ def verify(
         typer.echo(f"{folder}: complete ({how}), {describe(data.read_passport(folder))}")
     for problem in problems if not as_json else ():
         typer.echo(str(problem), err=True)
-    if problems:
-        raise typer.Exit(ExitCode.REFUSED)
+    raise typer.Exit(ExitCode.REFUSED if problems else ExitCode.REACHED)
 
 
 class DataFinding(TypedDict):

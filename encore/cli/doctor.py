@@ -6,7 +6,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from typing_extensions import TypedDict
@@ -76,7 +76,6 @@ def doctor(
         raise EncoreError("--cluster without --slurm", hint="add --slurm")
     if nodes:
         _gate(host_list, None if quick else gates.framework_python(python), quick, disk, cluster, as_json)
-        return
     if host_list is not None or python is not None or quick or disk:
         raise EncoreError("--hosts, --python, --quick or --disk without --nodes", hint="add --nodes")
     machine = node.this_node()
@@ -85,8 +84,7 @@ def doctor(
         write_json("doctor", Machine(node=machine, checks=checks))
     else:
         print_checks(console(soft_wrap=True), checks)
-    if any(check.level == "FAIL" for check in checks):
-        raise typer.Exit(ExitCode.REFUSED)
+    raise typer.Exit(ExitCode.REFUSED if any(check.level == "FAIL" for check in checks) else ExitCode.REACHED)
 
 
 def _gate(
@@ -96,7 +94,7 @@ def _gate(
     disks: list[Path] | None,
     cluster_file: Path | None,
     as_json: bool,
-) -> None:
+) -> NoReturn:
     screen = console(stderr=as_json, soft_wrap=True)
     settings, _ = clusters.load(cluster_file)
     allocation = queue.this_allocation(os.environ) if host_list is None else None
@@ -115,8 +113,7 @@ def _gate(
         for node_verdict in verdicts:
             screen.print(f"{node_verdict.node}:", style="bold")
             print_checks(screen, list(node_verdict.checks))
-    if any(node_verdict.level == "FAIL" for node_verdict in verdicts):
-        raise typer.Exit(ExitCode.REFUSED)
+    raise typer.Exit(ExitCode.REFUSED if any(verdict.level == "FAIL" for verdict in verdicts) else ExitCode.REACHED)
 
 
 def _all(machine: node.Node) -> list[Check]:

@@ -35,6 +35,4 @@ def play(
     # In one word: the value has a minus sign.
     arguments += [f"--resign={resign}"] if resign is not None else []
     command = programs.player(benchmark, model, arguments, python, lambda step: print(step, file=sys.stderr))
-    code = programs.play(command)
-    if code != 0:
-        raise typer.Exit(code)
+    raise typer.Exit(programs.play(command))

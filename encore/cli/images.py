@@ -144,9 +144,9 @@ def convert(
     command = building.convert_command(choice, runtime, runtime if dry_run else engines.find(runtime))
     if dry_run:
         typer.echo(" ".join(command))
-        return
-    building.image_file(choice, runtime).parent.mkdir(parents=True, exist_ok=True)
-    building.must(command, _echo, f"{choice.name} could not be converted")
+    else:
+        building.image_file(choice, runtime).parent.mkdir(parents=True, exist_ok=True)
+        building.must(command, _echo, f"{choice.name} could not be converted")
 
 
 def test(benchmark: options.Benchmark, engine: options.Engine = None) -> None:
@@ -157,12 +157,11 @@ def test(benchmark: options.Benchmark, engine: options.Engine = None) -> None:
       encore images test resnet --engine podman
     """
     choice, used = catalogue.choose(benchmark), _engine(engine)
-    failed = 0
+    failed = False
     for name, problem in image_test.run(choice, used):
         typer.echo(f"{'FAIL' if problem else 'OK  '} {name}{': ' + problem if problem else ''}")
-        failed += bool(problem)
-    if failed:
-        raise typer.Exit(ExitCode.FAILED)
+        failed |= bool(problem)
+    raise typer.Exit(ExitCode.FAILED if failed else ExitCode.REACHED)
 
 
 def _engine(name: str | None) -> Engine:
@@ -176,8 +175,7 @@ def _engine(name: str | None) -> Engine:
         except EncoreError as error:
             problems.append(error)
     # An installed engine that does not respond is a more useful error than a missing one.
-    here = [error for error in problems if " on PATH" not in error.found]
-    raise (here or problems)[0]
+    raise min(problems, key=lambda problem: " on PATH" in problem.found)
 
 
 def _echo(line: str) -> None:

@@ -133,9 +133,9 @@ def tables_as_json(tables: Iterable[ResultTable]) -> list[TableJson]:
 def put(tables: Iterable[ResultTable], as_json: bool) -> None:
     if as_json:
         write_json("tables", tables_as_json(tables))
-        return
-    for table in tables:
-        print_result(table)
+    else:
+        for table in tables:
+            print_result(table)
 
 
 class _Console(Console):

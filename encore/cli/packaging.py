@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typing_extensions import TypedDict
@@ -66,7 +66,6 @@ def archive(
         return
     if merge:
         _merge(runs, output, submitter, as_json)
-        return
     packages = [check_package(package) for package in write_archive(runs, output, submitter)]
     if as_json:
         write_json("archive", packages)
@@ -76,8 +75,7 @@ def archive(
         say(screen, text(f"{package.folder}: {package.summary}", style))
         for line in package.errors:
             say(screen, text(f"  {line}"))
-    if any(package.accepted is False for package in packages):
-        raise typer.Exit(ExitCode.FAILED)
+    raise typer.Exit(ExitCode.FAILED if any(package.accepted is False for package in packages) else ExitCode.REACHED)
 
 
 def verify(
@@ -120,8 +118,7 @@ def verify(
         style = "green" if verification.accepted else "red"
         files = count_of(verification.files, "file")
         say(screen, text(f"{verification.name}: {files}, {verdict}. {verification.signer}".rstrip(), style))
-    if not verification.accepted:
-        raise typer.Exit(ExitCode.FAILED)
+    raise typer.Exit(ExitCode.REACHED if verification.accepted else ExitCode.FAILED)
 
 
 def _time_of(score: Mapping[str, Any]) -> str:
@@ -133,7 +130,7 @@ def _time_of(score: Mapping[str, Any]) -> str:
     return f"official score {official if official is not None else raw:.3f} minutes of {runs}{scaled}"
 
 
-def _merge(trees: list[Path], output: Path, submitter: str | None, as_json: bool) -> None:
+def _merge(trees: list[Path], output: Path, submitter: str | None, as_json: bool) -> NoReturn:
     if submitter is not None:
         raise EncoreError("--submitter with --merge", hint="merged trees keep the names of their submitters")
     merged = merge_trees(trees, output)
@@ -148,5 +145,4 @@ def _merge(trees: list[Path], output: Path, submitter: str | None, as_json: bool
         trees_of = f"{count_of(merged.files, 'file')} of {count_of(merged.trees, 'tree')}"
         collided = f"{trees_of}: {count_of(len(merged.collisions), 'collision')}; nothing written"
         say(screen, text(collided if merged.collisions else f"{output}: {trees_of}"))
-    if merged.collisions:
-        raise typer.Exit(ExitCode.FAILED)
+    raise typer.Exit(ExitCode.FAILED if merged.collisions else ExitCode.REACHED)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -57,8 +56,17 @@ def checkpoints(durations: Mapping[str, float]) -> str:
 class RunView:
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        self._is_wide = console.width >= WIDE
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            *([BarColumn(bar_width=24), MofNCompleteColumn()] if self._is_wide else []),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+            console=console,
+            expand=True,
+            disable=True,  # Until the view is entered on a terminal
+        )
+        self._task = TaskID(0)
         self._title = ""
         self._next = 0.0
         self._qualities: Mapping[str, float] = {}
@@ -67,35 +75,21 @@ class RunView:
         self._slow = ""
 
     def __enter__(self) -> RunView:
-        if self._console.is_terminal:
-            is_wide = self._console.width >= WIDE
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                *([BarColumn(bar_width=24), MofNCompleteColumn()] if is_wide else []),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
-                console=self._console,
-                expand=True,
-            )
-            self._bar.start()
+        self._bar.disable = not self._console.is_terminal
+        self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
 
     def start(self, title: str) -> None:
         self._title = title
         self._qualities = {}
-        if self._bar is not None:
-            # A narrow terminal has no room for a bar and a long title: time and quality are more important.
-            is_wide = self._console.width >= WIDE
-            short = title if is_wide else title.removeprefix("experiment ")
-            self._task = self._bar.add_task(short, total=None, facts="starting")
-        else:
+        if self._bar.disable:
             self._console.print(f"{title}: starting")
+        # A narrow terminal has no room for a bar and a long title: time and quality are more important.
+        short = title if self._is_wide else title.removeprefix("experiment ")
+        self._task = self._bar.add_task(short, total=None, facts="starting")
 
     def update(self, progress: follow.Progress, pace: str = "") -> None:
         """Update the bar, or print a line for new progress."""
@@ -107,12 +101,10 @@ class RunView:
             self._console.print(f"{self._title}: {progress.slow}", markup=False)
         self._slow = progress.slow
         line = "  ".join(filter(None, (facts(progress), pace)))
-        if self._bar is not None and self._task is not None:
-            status = line if progress.epochs else "starting"
-            self._bar.update(self._task, total=progress.total_steps or None, completed=progress.step, facts=status)
-            return
+        status = line if progress.epochs else "starting"
+        self._bar.update(self._task, total=progress.total_steps or None, completed=progress.step, facts=status)
         is_due = progress.qualities != self._qualities or time.monotonic() >= self._next
-        if progress.step and is_due and line != self._printed:
+        if self._bar.disable and progress.step and is_due and line != self._printed:
             self._next = time.monotonic() + PLAIN_SECONDS
             self._qualities, self._printed = progress.qualities, line
             self._console.print(f"{self._title}: {line}")

@@ -1,11 +1,9 @@
 """``encore report``: tables and pages of runs."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from typing_extensions import TypedDict
 
 from encore.cli import extensions, options
 from encore.cli.layout import console, print_result, put, reading, say, show, text, write_json
@@ -14,7 +12,7 @@ from encore.results.compare.run_set import load_run_sets
 from encore.results.format import count_of
 from encore.results.report.measurements import all_tables, measurement_of
 from encore.results.report.report import build_report, measurements, write, write_files
-from encore.results.report.samples_view import DETECTIONS, KEY, Detected, Shape, image_svg, images_of
+from encore.results.report.samples_view import DETECTIONS, KEY, Shape, image_svg, images_of
 from encore.results.scores.score import existing
 from encore.results.table import Table
 
@@ -32,7 +30,16 @@ def show_detections(run: Path, output: Path | None, as_json: bool) -> None:
         write({f"{image.name}.svg": image_svg(image) for image in images}, output, "pictures")
     files = [output / f"{image.name}.svg" if output is not None else None for image in images]
     if as_json:
-        write_json("detections", [_as_json(image, file) for image, file in zip(images, files, strict=True)])
+        content = [
+            {
+                **image.model_dump(exclude={"jpeg", "found", "objects"}),
+                "detections": list(map(_shape_as_json, image.found)),
+                "objects": list(map(_shape_as_json, image.objects)),
+                "picture": file,
+            }
+            for image, file in zip(images, files, strict=True)
+        ]
+        write_json("detections", content)
         return
     screen = console()
     columns = ("which", "image", "AP50", "detections", "matched", "objects")
@@ -55,56 +62,9 @@ def show_detections(run: Path, output: Path | None, as_json: bool) -> None:
         say(screen, text("-o DIR writes the pictures"))
 
 
-class ShapeJson(TypedDict):
-    """A shape in an image."""
-
-    label: str
-    box: Sequence[float]  # x, y, width and height
-    has_mask: bool
-
-
-class ObjectJson(ShapeJson):
-    """An object of the data set."""
-
-    crowd: bool
-
-
-class DetectionJson(ShapeJson):
-    """A detected object."""
-
-    score: float
-    matched: bool  # Whether it matches an object of the data set
-
-
-class ShownImage(TypedDict):
-    """An image of the last evaluation."""
-
-    which: str  # best or worst
-    image: int
-    file: str
-    epoch: int
-    precision: float  # Average precision within the image at IoU 0.5
-    width: int
-    height: int
-    detections: list[ObjectJson | DetectionJson]
-    objects: list[ObjectJson | DetectionJson]
-    picture: str | None  # The file that was written
-
-
-def _shape_as_json(detection: Shape) -> ObjectJson | DetectionJson:
-    shape: ShapeJson = {"label": detection.label, "box": detection.box, "has_mask": bool(detection.runs)}
-    if detection.score is None:
-        return {**shape, "crowd": detection.crowd}
-    return {**shape, "score": detection.score, "matched": detection.matched}
-
-
-def _as_json(image: Detected, file: Path | None) -> ShownImage:
-    return {
-        "which": image.which, "image": image.image, "file": image.file, "epoch": image.epoch,
-        "precision": image.precision, "width": image.width, "height": image.height,
-        "detections": list(map(_shape_as_json, image.found)), "objects": list(map(_shape_as_json, image.objects)),
-        "picture": str(file) if file is not None else None,
-    }  # fmt: skip
+def _shape_as_json(shape: Shape) -> dict[str, Any]:
+    left_out = {"runs", "crowd"} if shape.score is not None else {"runs", "score", "matched"}
+    return {**shape.model_dump(exclude=left_out), "has_mask": bool(shape.runs)}
 
 
 def report(

@@ -13,7 +13,7 @@ from rich.console import Console
 from typing_extensions import TypedDict
 
 from encore import configuration
-from encore.cli import options
+from encore.cli import options, schemas
 from encore.cli.layout import console, limited_lines, say, show, text, write_json
 from encore.containers import images
 from encore.errors import EncoreError, ExitCode
@@ -342,7 +342,7 @@ def _print_system(screen: Console, reproduction: Reproduction) -> None:
 
 def _as_json(reproduction: Reproduction, data: Path | None) -> ReproductionJson:
     (then, now, reason), choice = _images(reproduction), reproduction.choice
-    meanings = configuration.fields_with_meaning(choice.folder) if choice else {}
+    meanings = schemas.meanings(configuration.config_class(choice.folder)) if choice else {}
     return {
         "configuration": reproduction.name,
         "folder": reproduction.source.shown,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -112,8 +112,8 @@ def score(
             if energy is not None:
                 _print_energy(console(), run_set, energy)
     # `check` and `audit` report the same faults as errors.
-    if any(run.has_impossible_values for run_set, _, _ in scored for run in run_set.runs):
-        raise typer.Exit(ExitCode.FAILED)
+    is_impossible = any(run.has_impossible_values for run_set, _, _ in scored for run in run_set.runs)
+    raise typer.Exit(ExitCode.FAILED if is_impossible else ExitCode.REACHED)
 
 
 def check(
@@ -148,13 +148,11 @@ def check(
         raise EncoreError(f"{path} does not exist", expected="a result log or log folder", hint="check the path")
     if package:
         _finish(extensions.load("check --package")(path, ruleset), [], form, details=True)
-        return
     sets = [files for _, files in find_sets(path)]
     if not sets:
         raise EncoreError(f"no result log in {path}", expected="result_0.txt, result_1.txt ...")
     if len(sets) == len(sets[0]) == 1:
         _finish([check_alone(sets[0][0], ruleset)], [], form, details=True)
-        return
     with reading() as on_read:
         scores, reports = score_and_check(path, ruleset, on_read)
     with_points = any((report.ruleset or "") >= FIRST_RULESET for report in reports)
@@ -168,7 +166,7 @@ def check(
 
 
 # Write the reports; exit with 1 where one has an error that better data would not cure.
-def _finish(reports: Sequence[ComplianceReport], sets: Sequence[Convergence], form: str, *, details: bool) -> None:
+def _finish(reports: Sequence[ComplianceReport], sets: Sequence[Convergence], form: str, *, details: bool) -> NoReturn:
     if form in FORMATS:
         all_reports = [*reports, *map(report_of, sets)]
         sys.stdout.write(FORMATS[form]([(report.path, report.findings) for report in all_reports]) + "\n")
@@ -180,8 +178,7 @@ def _finish(reports: Sequence[ComplianceReport], sets: Sequence[Convergence], fo
         write_json("check", entries[0] if len(entries) == 1 else entries)
     else:
         _print_reports(reports, sets, details=details)
-    if not all(report.passed_but_for_data for report in reports):
-        raise typer.Exit(ExitCode.FAILED)
+    raise typer.Exit(ExitCode.REACHED if all(report.passed_but_for_data for report in reports) else ExitCode.FAILED)
 
 
 def _print_scores(scored: Sequence[_Shown]) -> None:
@@ -230,11 +227,12 @@ def _as_csv(scored: Sequence[_Shown]) -> str:
 
 def _print_energy(screen: Console, score: Score, energy: Energy) -> None:
     if energy.kilojoules is None:
-        say(screen, text(f"{score.folder}: no energy: {energy.missing}", "yellow"))
-        return
-    factor = f", official {energy.official_kilojoules:,.0f} kJ" if energy.official_kilojoules is not None else ""
-    nodes = count_of(energy.nodes or 0, "node")
-    say(screen, text(f"{score.folder}: energy {energy.kilojoules:,.0f} kJ{factor}; {energy.watts:,.0f} W, {nodes}"))
+        line, style = f"no energy: {energy.missing}", "yellow"
+    else:
+        factor = f", official {energy.official_kilojoules:,.0f} kJ" if energy.official_kilojoules is not None else ""
+        nodes = count_of(energy.nodes or 0, "node")
+        line, style = f"energy {energy.kilojoules:,.0f} kJ{factor}; {energy.watts:,.0f} W, {nodes}", ""
+    say(screen, text(f"{score.folder}: {line}", style))
 
 
 # Print all runs for a single set, else only anomalies.
@@ -252,10 +250,8 @@ def _print_runs(screen: Console, score: Score, findings: Sequence[Finding], *, d
         say(screen, text(f"{location}: {flag.text}", "yellow"))
     for line, style in summary(findings):
         say(screen, text(f"{location}: {line}", style))
-    if not detail:
-        return
     uses = {id(run): use for use in ("counted", "dropped") for run in getattr(score, use)}
-    for run in score.runs:
+    for run in score.runs if detail else ():
         use = uses.get(id(run), "")
         minutes = f"{run.minutes:10.3f} min" if run.minutes is not None else f"{'-':>10}    "
         say(screen, text(f"  {run.path.name:<16} {minutes}  {use:<8} {run.explanation}".rstrip()))
@@ -357,8 +353,7 @@ def audit(
         write_json("audit", entries[0] if len(entries) == 1 else entries)
     else:
         _print_audits(console(), audits)
-    if not all(audit_report.passed for audit_report in audits):
-        raise typer.Exit(ExitCode.FAILED)
+    raise typer.Exit(ExitCode.REACHED if all(audit_report.passed for audit_report in audits) else ExitCode.FAILED)
 
 
 def summary(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:

@@ -52,9 +52,11 @@ def _typed_dict(name: str, fields: Mapping[str, Any]) -> Any:
     return TypedDict(name, fields)  # type: ignore[operator]
 
 
-def _grown(kind: Any, **fields: Any) -> Any:
-    # ``kind`` with additional fields from its writer
-    extended = _typed_dict(kind.__name__, {**typing.get_type_hints(kind, include_extras=True), **fields})
+def _grown(kind: Any, *left_out: str, **fields: Any) -> Any:
+    # ``kind`` with additional fields from its writer, and without those that are not written
+    hints = typing.get_type_hints(kind, include_extras=True)
+    written = {name: hint for name, hint in hints.items() if name not in left_out}
+    extended = _typed_dict(kind.__name__, {**written, **fields})
     extended.__doc__, extended.grown_from = kind.__doc__, kind
     return extended
 
@@ -91,25 +93,35 @@ def _metrics() -> Any:
 
 def _as_written(record: Any, **fields: Any) -> Any:
     # Same rule as ``plain`` in benchmarks/common/records.py: fields that are empty by default are optional.
-    hints, empty = (
-        typing.get_type_hints(record),
-        [field.name for field in dataclasses.fields(record) if _is_empty(field)],
-    )
-    extended = _grown(record, **{name: NotRequired[hints[name]] for name in empty}, **fields)
+    hints, empty = typing.get_type_hints(record), {}
+    for field in dataclasses.fields(record):
+        make = field.default_factory
+        if not (field.default if make is dataclasses.MISSING else make()):
+            empty[field.name] = NotRequired[hints[field.name]]
+    extended = _grown(record, **empty, **fields)
     extended.__pydantic_config__ = getattr(record, "__pydantic_config__", {})
     return extended
-
-
-def _is_empty(field: dataclasses.Field[Any]) -> bool:
-    if field.default_factory is not dataclasses.MISSING:
-        return not field.default_factory()
-    return field.default is not dataclasses.MISSING and not field.default
 
 
 def _comparison() -> Any:
     tested = _grown(_named("results.compare.noise:Tested"), verdict=str)
     noise = _listed(_grown(_named("results.compare.noise:Noise"), level=float, runs=_listed(tested)))
     return _grown(_named("cli.results:Explained"), noise=noise) | _grown(_named("cli.results:Compared"), noise=noise)
+
+
+def _detections() -> Any:
+    optional = {"score": NotRequired[float], "matched": NotRequired[bool], "crowd": NotRequired[bool]}
+    shapes = _listed(_grown(_named("results.report.samples_view:Shape"), "runs", has_mask=bool, **optional))
+    image = _named("results.report.samples_view:Detected")
+    return _listed(_grown(image, "jpeg", "found", detections=shapes, objects=shapes, picture=str | None))
+
+
+def _download() -> Any:
+    file = _grown(
+        _named("download:Fetch"), "target", "unpacked_bytes", "hub", "header", file=str, state=str, command=str
+    )
+    plan = _named("download:Plan")
+    return _grown(plan, "directory", "output", "fetches", "words", files=_listed(file), next=list[str])
 
 
 def _status() -> Any:
@@ -162,7 +174,7 @@ def published() -> dict[str, Published]:
         "benchmarks": Published("encore list", _list_of("catalogue:Benchmark", name=str, framework=str)),
         "systems": Published("encore list BENCHMARK", _list_of("catalogue:System")),
         "configuration": Published("encore show", "cli.show:ShownConfiguration"),
-        "download": Published("encore data get", "cli.data:PlannedDownload"),
+        "download": Published("encore data get", _download),
         "data": Published("encore data verify", _one_or_more("cli.data:VerifiedData")),
         "doctor": Published("encore doctor", "cli.doctor:Machine"),
         "doctor-nodes": Published("encore doctor --nodes", "cli.doctor:NodeVerdicts"),
@@ -181,7 +193,7 @@ def published() -> dict[str, Published]:
             _list_of("cli.layout:TableJson"),
         ),
         "report": Published("encore report -o", "results.report.report:ReportedJson"),
-        "detections": Published("encore report --detections", _list_of("cli.report:ShownImage")),
+        "detections": Published("encore report --detections", _detections),
         "archive": Published("encore archive", _list_of("lab.submissions.archive:Package")),
         "merge": Published("encore archive --merge", "lab.submissions.merge:Merged"),
         "bundled": Published("encore archive --bundle", "cli.packaging:Bundled"),
@@ -242,9 +254,9 @@ _FIELD = re.compile(r" {4}(\w+): [^#]*?(?:  # (.*))?")
 
 
 @cache
-def meanings(kind: Any) -> dict[str, str]:
+def meanings(kind: Hashable) -> dict[str, str]:
     """Return field -> comment after or above the field, for a class and its bases."""
-    kind = getattr(kind, "grown_from", kind)
+    kind: Any = getattr(kind, "grown_from", kind)
     descriptions: dict[str, str] = {}
     bases = [parent for parent in (getattr(kind, "__orig_bases__", ()) or kind.__mro__[1:]) if isinstance(parent, type)]
     for base in bases:

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from encore import catalogue, configuration
 from encore.catalogue import Difference, Weights
-from encore.cli import extensions, layout, options
+from encore.cli import extensions, layout, options, schemas
 from encore.cli.layout import console, text, write_json
 from encore.configuration import Deviation, Value
 from encore.containers import images
@@ -159,7 +159,7 @@ def _print_configuration(screen: Console, resolved: configuration.Configuration)
         screen.print("[green]a submitted configuration[/]")
     else:
         screen.print(f"[yellow]not a submitted configuration[/]: {resolved.why_not_submitted}")
-    meanings = configuration.fields_with_meaning(resolved.choice.folder)
+    meanings = schemas.meanings(configuration.config_class(resolved.choice.folder))
     wide = screen.width >= WIDE
     rows = (
         [
