@@ -126,14 +126,13 @@ def _load(path: Path, name: str) -> Any:
 
 
 @cache
-def config_class(folder: Path) -> type[Any]:
+def config_class(folder: Path) -> Any:
     # Load the implementation's Config dataclass from its file: host code does not import benchmarks.
     for path in (paths.BENCHMARKS / "common" / "config_checks.py", folder.parent / "config.py"):
         # Use the module name that the implementation imports, to avoid importing the package.
         if path.exists():
             _load(path, f"benchmarks.{path.parent.name}.{path.stem}")
-    config: type[Any] = _load(folder / "config.py", f"_config_of_{folder.parent.name}_{folder.name}").Config
-    return config
+    return _load(folder / "config.py", f"_config_of_{folder.parent.name}_{folder.name}").Config
 
 
 def memory_model(folder: Path) -> Any | None:

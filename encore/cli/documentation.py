@@ -43,10 +43,6 @@ def submitted_results(choice: catalogue.Choice) -> list[tuple[catalogue.System, 
     return [(system, by_system.get((system.round, system.submission))) for system in systems]
 
 
-def minutes(value: float | None) -> str:
-    return NO_VALUE if value is None else f"{value:.3f}"
-
-
 def epochs(result: published.PublishedResult) -> str:
     # DLRM evaluates several times per epoch, and its logs contain sixteen digits.
     labels = [f"{float(epoch):.5g}" for epoch in result.last_eval_epochs.split("-") if epoch]
@@ -132,7 +128,7 @@ TABLES = jinja2.Environment(
         "catalogue": catalogue, "configuration": configuration, "paths": paths, "bases": images,
         "versions": compatibility, "rates": findings, "RULES": RULES,
         "schemas": schemas, "calibrated": tables, "speeds": published_speed, "listed": checks,
-        "fields": dataclasses.fields, "dumps": json.dumps, "submitted_results": submitted_results, "minutes": minutes,
+        "fields": dataclasses.fields, "dumps": json.dumps, "submitted_results": submitted_results,
         "epochs": epochs, "last_run": last_run, "state": state, "predicted": predicted,
         "in_all": in_all, "differing": differing,
     },

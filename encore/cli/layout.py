@@ -226,20 +226,17 @@ def as_text(schema: str, content: object) -> str:
 
 @contextmanager
 def reading() -> Iterator[OnRead | None]:
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        yield None
-        return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     # A bar with automatic refresh uses a thread, and reading would then be limited to one core.
-    with Progress(*columns, console=screen, transient=True, auto_refresh=False) as bar:
+    screen = console(stderr=True)
+    options: dict[str, Any] = {"console": screen, "transient": True, "auto_refresh": False}
+    with Progress(*columns, **options, disable=not screen.is_terminal) as bar:
         task, start = bar.add_task("reading", visible=False), time.monotonic()
 
         def update(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-            if time.monotonic() - start > SHORT_SECONDS:
-                bar.update(task, visible=True, refresh=True)
+            is_long = time.monotonic() - start > SHORT_SECONDS
+            bar.update(task, completed=done, total=total, visible=is_long, refresh=is_long)
 
-        yield update
+        yield update if screen.is_terminal else None

@@ -18,7 +18,7 @@ from encore.cli.layout import console, minutes_text, reading, say, show, text, w
 from encore.errors import EncoreError, ExitCode
 from encore.files import is_archive, unpacked
 from encore.results.audit.audit import Audit, audit_path, audit_score
-from encore.results.compare.compare import Comparison, ComparisonJson, Factor, Verdict, compare_with, format_certainty
+from encore.results.compare.compare import Comparison, ComparisonJson, Verdict, compare_with, format_certainty
 from encore.results.compare.compare import compare as compare_named
 from encore.results.compare.expected import LossVerdict
 from encore.results.compare.explain import Difference, Explanation, explain
@@ -384,23 +384,15 @@ def _print_audit(screen: Console, audit: Audit) -> None:
     say(screen, text(f"{score.folder}", "bold"), text(f"({round_} {score.benchmark or '?'})"))
     for rule, findings in grouped(audit.findings, lambda finding: finding.rule).items():
         first = findings[0]
-        say(
-            screen,
-            text(f"  {first.severity}: {rule}", _COLOURS[first.severity]),
-            text(f"({_how_often(first)})", "dim"),
-        )
+        often = f"{first.rate:.2%} of the public sets have it" if first.rate else "no measured public set has it"
+        frequency = text(f"({'frequency on public sets unknown' if first.rate is None else often})", "dim")
+        say(screen, text(f"  {first.severity}: {rule}", _COLOURS[first.severity]), frequency)
         locations = [
             f"{entry.location}: {entry.found}" if entry.location else entry.found for entry in findings[:_PLACES]
         ]
         remainder = [f"and {len(findings) - _PLACES} more"] if len(findings) > _PLACES else []
         for line in (*locations, *remainder, f"expected: {first.expected}", f"hint:     {first.hint}"):
             screen.print(Padding.indent(text(line), 4))
-
-
-def _how_often(finding: Finding) -> str:
-    if finding.rate is None:
-        return "frequency on public sets unknown"
-    return f"{finding.rate:.2%} of the public sets have it" if finding.rate else "no measured public set has it"
 
 
 # -- compare ----------------------------------------------------------------------------------------------------------
@@ -503,7 +495,18 @@ def _print_comparison(screen: Console, comparison: Comparison) -> None:
 def _print_factors(screen: Console, comparison: Comparison) -> None:
     if comparison.factors:
         columns = ("", "yours", "theirs", "ratio", "90 % interval", "z")
-        show(screen, "", columns, map(_factor_cells, comparison.factors), numbers=columns[1:], least=("z",))
+        rows = (
+            (
+                factor.name,
+                figure(factor.ours),
+                figure(factor.theirs),
+                f"{factor.ratio:.3f}" if factor.ratio is not None else "-",
+                f"{factor.interval[0]:.3f} to {factor.interval[1]:.3f}" if factor.interval else "-",
+                f"{factor.z:+.1f}" if factor.z is not None else "-",
+            )
+            for factor in comparison.factors
+        )
+        show(screen, "", columns, rows, numbers=columns[1:], least=("z",))
         for note in dict.fromkeys(factor.note for factor in comparison.factors if factor.note):
             say(screen, text(note, "dim"))
     for line in format_certainty(comparison):
@@ -512,18 +515,6 @@ def _print_factors(screen: Console, comparison: Comparison) -> None:
         say(screen, text(f"note: {caveat}", "yellow"))
     for line, style in summary(comparison.current.findings):
         say(screen, text(line, style))
-
-
-def _factor_cells(factor: Factor) -> list[str]:
-    span = f"{factor.interval[0]:.3f} to {factor.interval[1]:.3f}" if factor.interval else "-"
-    return [
-        factor.name,
-        figure(factor.ours),
-        figure(factor.theirs),
-        f"{factor.ratio:.3f}" if factor.ratio is not None else "-",
-        span,
-        f"{factor.z:+.1f}" if factor.z is not None else "-",
-    ]
 
 
 def _print_differences(screen: Console, explanation: Explanation, max_rows: int | None) -> None:

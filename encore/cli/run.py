@@ -84,7 +84,6 @@ def run(
         int | None,
         typer.Argument(help="Number of GPUs (CPU ranks if there are none). Default in a Slurm job: all allocated."),
     ] = None,
-    gpus_option: Annotated[str | None, typer.Option("--gpus", hidden=True)] = None,
     nodes: Annotated[int | None, typer.Option(help="Number of nodes of the Slurm job. Default: all.")] = None,
     system: options.System = None,
     round_name: options.Round = None,
@@ -194,10 +193,6 @@ def run(
 
 
 def as_request(values: Mapping[str, Any]) -> planning.Request:
-    if values["gpus_option"] is not None:
-        arguments = values["benchmark"], values["gpus_option"]
-        hint = f"{hints.command('run', *arguments)}; or {shlex.join(('./run.sh', *arguments))}"
-        raise EncoreError(f"--gpus {arguments[1]}: the number follows the benchmark, without an option", hint=hint)
     hostfile = options.as_path(values["hostfile"])
     if values["host_list"] is not None and hostfile is not None:
         raise EncoreError("--hosts and --hostfile", expected="one of them", hint="leave one out")

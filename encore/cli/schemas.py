@@ -11,9 +11,9 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Union
 
@@ -124,11 +124,6 @@ def _download() -> Any:
     return _grown(plan, "directory", "output", "fetches", "words", files=_listed(file), next=list[str])
 
 
-def _status() -> Any:
-    row = _grown(_named("run.status:Row"), job=str | None)
-    return _grown(_named("cli.jobs:Status"), runs=_listed(row))
-
-
 def _images() -> Any:
     release = _grown(_named("containers.images:Release"), reference=str, digest=str | None, here=str)
     submitted = _listed(_named("containers.images:Submitted"))
@@ -140,15 +135,15 @@ def _sharing() -> Any:
     return _grown(_named("cli.plan:Shared"), most_runs=steady_state)
 
 
-def _config(choice: catalogue.Choice) -> Callable[[], Any]:
-    return lambda: configuration.config_class(choice.folder)
-
-
 @cache
 def published() -> dict[str, Published]:
     """Return all schemas by name: files, then command outputs."""
     configs = {
-        f"config-{name}": Published(f"config.json of {name}", _config(choice), choice.implementation.config_schema)
+        f"config-{name}": Published(
+            f"config.json of {name}",
+            partial(configuration.config_class, choice.folder),
+            choice.implementation.config_schema,
+        )
         for name, choice in catalogue.choices().items()
     }
     return {
@@ -170,7 +165,10 @@ def published() -> dict[str, Published]:
         "submission": Published("encore submit", "cli.submit:Submitted"),
         "manifests": Published("encore submit --kubernetes --dry-run", "cli.submit:Manifests"),
         "workloads": Published("encore submit --kubernetes", "cli.submit:SentWorkloads"),
-        "status": Published("encore status", _status),
+        "status": Published(
+            "encore status",
+            lambda: _grown(_named("cli.jobs:Status"), runs=_list_of("run.status:Row", job=str | None)()),
+        ),
         "benchmarks": Published("encore list", _list_of("catalogue:Benchmark", name=str, framework=str)),
         "systems": Published("encore list BENCHMARK", _list_of("catalogue:System")),
         "configuration": Published("encore show", "cli.show:ShownConfiguration"),
@@ -225,9 +223,7 @@ class _Generator(GenerateJsonSchema):
     """Takes descriptions from the comments beside fields, and marks fields that are always written as required."""
 
     def field_is_required(self, field: Any, total: bool) -> bool:
-        if field["type"] == "typed-dict-field":
-            return bool(field.get("required", total))
-        return True
+        return field["type"] != "typed-dict-field" or bool(field.get("required", total))
 
     def typed_dict_schema(self, schema: Any) -> Json:
         return _described(super().typed_dict_schema(schema), schema["cls"])
@@ -254,9 +250,9 @@ _FIELD = re.compile(r" {4}(\w+): [^#]*?(?:  # (.*))?")
 
 
 @cache
-def meanings(kind: Hashable) -> dict[str, str]:
+def meanings(type_: Hashable) -> dict[str, str]:
     """Return field -> comment after or above the field, for a class and its bases."""
-    kind: Any = getattr(kind, "grown_from", kind)
+    kind: Any = getattr(type_, "grown_from", type_)
     descriptions: dict[str, str] = {}
     bases = [parent for parent in (getattr(kind, "__orig_bases__", ()) or kind.__mro__[1:]) if isinstance(parent, type)]
     for base in bases:

@@ -83,7 +83,7 @@ def list_(
 def _list_systems(choice: catalogue.Choice, as_json: bool) -> None:
     systems = catalogue.systems(choice)
     if as_json:
-        write_json("systems", [system.model_dump() for system in systems])
+        write_json("systems", systems)
         return
     # Keys with the default of the implementation may be missing in the file.
     rows = (

@@ -166,24 +166,17 @@ def run(
     if submit:
         screen.print(measurement.submit(folder, {"partition": partition} if partition else {}))
         return
-    code = _measure_points(folder, only)
-    if point is None:
-        _report_study(folder.path, as_json)
-    raise typer.Exit(code)
+    screen, total = console(stderr=True, soft_wrap=True), len(keys) * folder.study.passes
 
-
-def _measure_points(folder: Folder[Study], only: str | None) -> ExitCode:
-    screen = console(stderr=True, soft_wrap=True)
-    total = len(folder.study.points()) * folder.study.passes
-
-    def on_point(point: definition.Point, message: str) -> None:
-        say(screen, text(f"{total - len(folder.unfinished())} of {total}: {point.key}: {message}"))
+    def on_point(entry: definition.Point, message: str) -> None:
+        say(screen, text(f"{total - len(folder.unfinished())} of {total}: {entry.key}: {message}"))
 
     code = measurement.measure(folder, on_point, only)
     if code == ExitCode.INTERRUPTED:
         say(screen, text(f"interrupted; resume with: {measurement.resume_command(folder)}"))
-        raise typer.Exit(code)
-    return code
+    elif point is None:
+        _report_study(folder.path, as_json)
+    raise typer.Exit(code)
 
 
 def _print_points(folder: Folder[Study], as_json: bool) -> None:

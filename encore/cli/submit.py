@@ -160,7 +160,11 @@ def submit(
         return
     if kind is not None or volumes:
         raise EncoreError("--kind and --volume are for --kubernetes", hint="add --kubernetes, or remove them")
-    gpu_type, count = _gpus(gpus_per_node)
+    try:
+        gpu_type, count = clusters.parse_gpus(gpus_per_node) if gpus_per_node is not None else (None, None)
+    except ValueError as error:
+        expected = "a number such as 8, optionally with a type: a100:8"
+        raise EncoreError(f"--gpus-per-node {gpus_per_node!r}", expected=expected) from error
     site_options = Options(
         nodes=nodes,
         gpus_per_node=count,
@@ -277,18 +281,6 @@ def _send(plan: planning.Plan, folder: run_folder.RunFolder, connection: Connect
     for name in sent:
         say(console(), f"submitted {name}")
     say(console(), f"watch it with: {hints.follow(folder.path)}")
-
-
-def _gpus(text: str | None) -> tuple[str | None, int | None]:
-    # Type and number in ``--gpus-per-node a100:8``; None if not given.
-    if text is None:
-        return None, None
-    try:
-        return clusters.parse_gpus(text)
-    except ValueError as error:
-        raise EncoreError(
-            f"--gpus-per-node {text!r}", expected="a number such as 8, optionally with a type: a100:8"
-        ) from error
 
 
 def _run_context(benchmark: str | None, rest: tuple[str, ...]) -> typer.Context:

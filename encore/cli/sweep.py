@@ -145,7 +145,7 @@ def _sweep(values: Mapping[str, Any]) -> Sweep:
     if values["benchmark"] is None or (values["gpus_per_node"] is None and values["images"] is None):
         usage = "encore sweep BENCHMARK --gpus-per-node 1,2,4"
         raise EncoreError("no benchmark or no numbers of GPUs given", expected=usage)
-    points = dict.fromkeys(("gpus", "gpus_option", "nodes", "hostfile", "launcher", "results"))
+    points = dict.fromkeys(("gpus", "nodes", "hostfile", "launcher", "results"))
     absolute = {
         name: path.absolute()
         for name in ("data_folder", "cluster", "python")

@@ -517,7 +517,7 @@ def test_full_disk_is_named(
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     monkeypatch.setattr(shutil, "disk_usage", Mock(return_value=SimpleNamespace(free=0)))
     error = error_of(*GET, tmp_path / "raw", "--run", "--with", "curl", code=ExitCode.FAILED)
-    assert (error.found, error.hint) == (f"the disk of {tmp_path / 'raw'} is full", download.AGAIN)
+    assert (error.found, error.hint) == (f"the disk of {tmp_path / 'raw'} is full", data.AGAIN)
 
 
 def test_variant_replaces_a_source(set_download: Callable[..., None], tmp_path: Path) -> None:
