@@ -68,9 +68,8 @@ class Environment:
     def folder(self) -> Path:
         # Without hashes: all files for the same version create the same environment
         pins = HASH.sub("", self.requirements.read_text(encoding="utf-8"))
-        content = [pins, _version(self.interpreter), self.check]
         horovod = self.horovod.model_dump(by_alias=True) if self.horovod else {}
-        content += [json.dumps(horovod, sort_keys=True)]
+        content = [pins, _version(self.interpreter), self.check, json.dumps(horovod, sort_keys=True)]
         content += [str(self.mpi), TOOLCHAIN.read_text(encoding="utf-8")] if self.horovod else []
         key = hashlib.sha256("\n".join(content).encode()).hexdigest()[:12]
         return paths.cache_folder() / "environments" / f"{self.framework}-{key}"
@@ -127,12 +126,10 @@ def _find_interpreter(supported: Sequence[str]) -> str:
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     if running in supported:
         return sys.executable
-    for version in supported:
-        path = shutil.which(f"python{version}")
-        # A version manager's shim has every name; it may not run.
-        if path and _version(path) == version:
-            return path
-    return supported[0]
+    candidates = {version: shutil.which(f"python{version}") for version in supported}
+    # A version manager's shim has every name; it may not run.
+    working = (path for version, path in candidates.items() if path and _version(path) == version)
+    return next(working, supported[0])
 
 
 def describe(framework: str, beside: str | None = None) -> Environment:
@@ -189,19 +186,19 @@ def software(framework: str, installed: Mapping[str, str]) -> dict[str, str]:
 
     ``installed`` are the packages in an environment or image, by name.
     """
-    versions = {}
-    for name, patterns in catalogue.framework(framework).software.items():
-        fitting = [package for pattern in patterns for package in fnmatch.filter(installed, pattern)]
-        versions[f"{name}_version"] = installed[fitting[0]] if fitting else ""
-    return versions
+    matches = {
+        name: [package for pattern in patterns for package in fnmatch.filter(installed, pattern)]
+        for name, patterns in catalogue.framework(framework).software.items()
+    }
+    return {f"{name}_version": installed[packages[0]] if packages else "" for name, packages in matches.items()}
 
 
 # -- Horovod -----------------------------------------------------------------------------------------
 
 
 def build_switches(horovod: Horovod, mpi: bool) -> dict[str, str]:
-    names = [f"WITH_{horovod.with_}", *(f"WITHOUT_{name}" for name in horovod.without)]
-    names += ["WITH_GLOO", "WITH_MPI" if mpi else "WITHOUT_MPI"]
+    without = (f"WITHOUT_{name}" for name in horovod.without)
+    names = (f"WITH_{horovod.with_}", *without, "WITH_GLOO", "WITH_MPI" if mpi else "WITHOUT_MPI")
     return {f"HOROVOD_{name}": "1" for name in names}
 
 

@@ -12,18 +12,14 @@ _SIZES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 @cache
-def peak_of(gpu: str, precision: str) -> tuple[float, str] | None:
-    """Return FLOP/s and source by the driver's GPU name; None without a data sheet."""
-    sheet = _sheet("gpus", gpu)
-    tflops = sheet["tflops"].get(precision) if sheet else None
-    return None if sheet is None or tflops is None else (1e12 * tflops, sheet["source"])
+def peak_of(gpu: str, precision: str | None) -> tuple[float, str] | None:
+    """Return FLOP/s and source by the driver's GPU name; None without a data sheet.
 
-
-@cache
-def highest_peak(gpu: str) -> tuple[float, str] | None:
-    """Return the highest FLOP/s of all precisions, and source; None without a data sheet."""
-    sheet = _sheet("gpus", gpu)
-    return None if sheet is None else (1e12 * max(sheet["tflops"].values()), sheet["source"])
+    Without a precision: the highest of all precisions.
+    """
+    sheet = _sheet("gpus", gpu) or {"tflops": {}}
+    tflops = sheet["tflops"].get(precision) if precision else max(sheet["tflops"].values(), default=None)
+    return None if tflops is None else (1e12 * tflops, sheet["source"])
 
 
 @cache

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from rich import filesize
@@ -266,7 +266,6 @@ def verify(
     """
     if benchmark is None:
         _list_data(as_json)
-        return
     choice = catalogue.choose(benchmark)
     folder = directory or paths.default_data(choice.benchmark.name)
     runner = _python_of(choice, python)
@@ -304,7 +303,7 @@ def _verified(benchmark: str, folder: Path, problems: Sequence[EncoreError]) -> 
     return {"benchmark": benchmark, "directory": str(folder), "whole": not problems, "findings": findings}
 
 
-def _list_data(as_json: bool) -> None:
+def _list_data(as_json: bool) -> NoReturn:
     # Lines instead of a table, which would wrap paths so that they could not be copied.
     folders = data.data_folders()
     if as_json:
@@ -315,8 +314,8 @@ def _list_data(as_json: bool) -> None:
             line = state.found if isinstance(state, EncoreError) else f"{directory}: ready: {describe(state)}"
             typer.echo(f"{benchmark:<12}{line}")
     # A missing data set is not an error.
-    if any(isinstance(state, EncoreError) and (folder / data.PASSPORT).exists() for _, folder, state in folders):
-        raise typer.Exit(ExitCode.REFUSED)
+    failed = (folder for _, folder, state in folders if isinstance(state, EncoreError))
+    raise typer.Exit(ExitCode.REFUSED if any((f / data.PASSPORT).exists() for f in failed) else ExitCode.REACHED)
 
 
 def describe(passport: data.DataPassport) -> str:

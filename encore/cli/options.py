@@ -11,11 +11,6 @@ from encore.results.rules import ROUNDS
 
 Benchmark = Annotated[str, typer.Argument(help="Benchmark, e.g. resnet (see encore list).")]
 OptionalBenchmark = Annotated[str | None, typer.Argument(help="Benchmark, e.g. resnet (see encore list).")]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder or log folder.")]
-Runs = Annotated[
-    list[Path] | None,
-    typer.Argument(metavar="RUN...", help="Run folders, log folders, or folders that contain them."),
-]
 
 # What to run
 System = Annotated[str | None, typer.Option(help="System with the submitted configuration to use, e.g. dgxa100.")]

@@ -68,7 +68,10 @@ def _shape_as_json(shape: Shape) -> dict[str, Any]:
 
 
 def report(
-    runs: options.Runs = None,
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="RUN...", help="Run folders, log folders, or folders that contain them."),
+    ] = None,
     output: options.OptionalOutput = None,
     with_: Annotated[
         str | None,

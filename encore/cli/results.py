@@ -21,7 +21,7 @@ from encore.results.audit.audit import Audit, audit_path, audit_score
 from encore.results.compare.compare import Comparison, ComparisonJson, Verdict, compare_with, format_certainty
 from encore.results.compare.compare import compare as compare_named
 from encore.results.compare.expected import LossVerdict
-from encore.results.compare.explain import Difference, Explanation, explain
+from encore.results.compare.explain import Difference, explain
 from encore.results.compare.nearest import AS_GIVEN
 from encore.results.compare.run_set import load_run_set
 from encore.results.compliance.compliance import check as check_alone
@@ -412,7 +412,7 @@ _DIFFERENCES = 10  # Without --all
 
 
 def compare(
-    run: options.Run,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder or log folder.")],
     other: Annotated[
         str | None,
         typer.Argument(
@@ -481,7 +481,15 @@ def compare(
         for line in lines:
             say(screen, text(line, "yellow" if "first outside" in line else ""))
     if explanation is not None:
-        _print_differences(screen, explanation, None if everything else _DIFFERENCES)
+        differences = explanation.differences
+        visible = differences if everything else differences[:_DIFFERENCES]
+        say(screen, text("differences, by weight:" if differences else "no difference found", "bold"))
+        for number, difference in enumerate(visible, 1):
+            say(screen, text(f"{number:3}. {difference.area:<15} {difference.sentence}"))
+        if len(visible) < len(differences):
+            say(screen, text(f"     {len(differences) - len(visible)} minor differences with --all", "dim"))
+        for line in explanation.unknown:
+            say(screen, text(line, "yellow"))
 
 
 def _print_comparison(screen: Console, comparison: Comparison) -> None:
@@ -515,14 +523,3 @@ def _print_factors(screen: Console, comparison: Comparison) -> None:
         say(screen, text(f"note: {caveat}", "yellow"))
     for line, style in summary(comparison.current.findings):
         say(screen, text(line, style))
-
-
-def _print_differences(screen: Console, explanation: Explanation, max_rows: int | None) -> None:
-    say(screen, text("differences, by weight:" if explanation.differences else "no difference found", "bold"))
-    for number, difference in enumerate(explanation.differences[:max_rows], 1):
-        say(screen, text(f"{number:3}. {difference.area:<15} {difference.sentence}"))
-    hidden = len(explanation.differences) - len(explanation.differences[:max_rows])
-    if hidden:
-        say(screen, text(f"     {hidden} minor differences with --all", "dim"))
-    for line in explanation.unknown:
-        say(screen, text(line, "yellow"))

@@ -165,7 +165,6 @@ def run(
             "trust_owner",
         )  # fmt: skip
         _resume(screen, resume.absolute(), limits, dry_run, as_json, require_target, notify, passed)
-        return
     if benchmark is None:
         raise EncoreError("no benchmark given", expected="encore run BENCHMARK GPUS")
     plan = planning.make_plan(as_request(context.params))
@@ -178,7 +177,6 @@ def run(
         run_folder.refuse_foreign(previous.path, trust_owner)
         screen.print(f"resuming {previous.path}")
         _resume(screen, previous.path, limits, dry_run, as_json, require_target, notify, passed)
-        return
     if plan.target.reason != "asked for":
         screen.print(f"runtime {plan.target.runtime}: {plan.target.reason}")
     plan = planning.query_python(plan)
@@ -232,7 +230,7 @@ def _resume(
     require_target: bool,
     notify: str | None,
     passed: node_checks.Gate | None,
-) -> None:
+) -> NoReturn:
     folder = run_folder.open_run(path)
     if passed is not None:
         files.write_json(folder.path / "gate.json", passed)
@@ -240,7 +238,7 @@ def _resume(
         for experiment in folder.experiments():
             if not experiment.has_finished:
                 typer.echo(runner.as_shell(runner.resumed_command(folder, experiment)))
-        return
+        raise typer.Exit
     with progress_display.RunView(screen) as view:
         ending = runner.resume(folder, hooks(screen, view, folder), limits)
     finish(screen, folder, ending, as_json, require_target, notify)

@@ -420,8 +420,8 @@ def schema(
     """
     if name is not None:
         sys.stdout.write(as_text(name))
-        return
-    from encore.cli.layout import console, show
+    else:
+        from encore.cli.layout import console, show
 
-    rows = ((schema_name, entry.version, entry.where) for schema_name, entry in published().items())
-    show(console(), "schemas", ("name", "version", "describes"), rows, numbers=("version",))
+        rows = ((schema_name, entry.version, entry.where) for schema_name, entry in published().items())
+        show(console(), "schemas", ("name", "version", "describes"), rows, numbers=("version",))

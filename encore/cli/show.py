@@ -146,8 +146,8 @@ def show(
                 not_as_submitted=images.differences(choice, chosen),
             ),
         )
-        return
-    _print_configuration(console(), resolved)
+    else:
+        _print_configuration(console(), resolved)
 
 
 def _print_configuration(screen: Console, resolved: configuration.Configuration) -> None:

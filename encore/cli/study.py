@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typing_extensions import TypedDict
@@ -136,7 +136,6 @@ def run(
             runtime=runtime, settings=tuple(settings or ()), hosts=ssh_hosts.parse(hosts) if hosts else (),
         )  # fmt: skip
         _measure_nodes(request, image or [], small, resume, root, dry_run, as_json)
-        return
     if (study is None) == (resume is None):
         raise EncoreError("neither or both of STUDY and --resume", hint="a study, or a study folder")
     if resume is not None:
@@ -200,13 +199,13 @@ def _print_points(folder: Folder[Study], as_json: bool) -> None:
 
 def _measure_nodes(
     request: Request, images: list[str], small: bool, resume: Path | None, root: Path, dry_run: bool, as_json: bool
-) -> None:
+) -> NoReturn:
     # Two frameworks on one to sixteen GPUs, by one sweep.
     study = multi_node.load(NODES)
     grid = multi_node.sweep_of(study, small, request, dict(image.partition("=")[::2] for image in images))
     if dry_run:
         _print_nodes(study, grid, small, as_json)
-        return
+        raise typer.Exit
     screen = console(stderr=as_json, soft_wrap=True)
     if resume is not None:
         folder = folders.open_folder(resume, Sweep)

@@ -47,7 +47,7 @@ def peak_rate(accelerator: str, run: RunLog) -> tuple[float, str] | None:
     """Return FLOP/s and data sheet at the declared precision of linear layers, else in the fastest precision."""
     declared = declared_values(run).get(f"{PRECISION}linear")
     precision = _PEAKS.get(BITS.get(str(declared), 0), "")
-    return peaks.peak_of(accelerator, precision) or peaks.highest_peak(accelerator)
+    return peaks.peak_of(accelerator, precision) or peaks.peak_of(accelerator, None)
 
 
 # Trained samples until the evaluation that ended the run, per second since run_start; 0 if unknown
