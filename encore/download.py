@@ -207,7 +207,7 @@ def check_space(plan: Plan) -> None:
     raw = sum(fetch.missing_bytes() for fetch in plan.fetches)
     prepared = 0 if data.holds(plan.output, plan.data_set) else plan.prepared_bytes
     for folder, size in ((plan.directory, raw), (plan.output, prepared)):
-        disk = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+        disk = existing(folder.absolute())
         device = disk.stat().st_dev
         needed[device] = (disk, size + needed.get(device, (disk, 0))[1])
     for disk, size in needed.values():
@@ -294,7 +294,7 @@ def _fetch_file(fetch: Fetch, tool: str, on_update: data.OnUpdate) -> None:
     except EncoreError as error:
         # The file may have been complete before an interruption: curl reports an error if the server has sent all data.
         is_whole = error.exit_code is ExitCode.FAILED and part.exists() and bool(fetch.checksums)
-        if not is_whole or wrong_checksum(part, fetch.checksums):
+        if not is_whole or any(wrong_checksums(part, fetch.checksums)):
             raise
     check(part, fetch)
     part.replace(target)
@@ -306,9 +306,7 @@ def check(path: Path, fetch: Fetch) -> None:
     Raises:
         EncoreError: mismatch; the file is not changed.
     """
-    wrong = wrong_checksum(path, fetch.checksums)
-    if wrong:
-        name, digest = wrong
+    for name, digest in wrong_checksums(path, fetch.checksums):
         raise EncoreError(
             f"{path} has {name} {digest}",
             expected=f"{' or '.join(fetch.checksums[name])} ({fetch.source})",
@@ -316,13 +314,12 @@ def check(path: Path, fetch: Fetch) -> None:
         )
 
 
-def wrong_checksum(path: Path, checksums: Mapping[str, Sequence[str]]) -> tuple[str, str] | None:
-    """Return the algorithm and digest that do not match, or None."""
+def wrong_checksums(path: Path, checksums: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str]]:
+    """Yield the algorithms and digests that do not match."""
     for name, digests in checksums.items():
         digest = hub.digest_of(path, name)
         if not digest.startswith(tuple(digests)):
-            return name, digest
-    return None
+            yield name, digest
 
 
 def _fetch_r2(fetch: Fetch, tool: str, on_update: data.OnUpdate) -> None:

@@ -60,13 +60,13 @@ def _flush_output() -> None:
 class Commands(Group):
     """Command group that imports a command's module on first use, which keeps the start-up short."""
 
+    @_closed_pipe()
     def make_context(self, *args: Any, **options: Any) -> Any:
-        with _closed_pipe():
-            return super().make_context(*args, **options)
+        return super().make_context(*args, **options)
 
+    @_closed_pipe()
     def invoke(self, ctx: Any) -> Any:
-        with _closed_pipe():
-            return super().invoke(ctx)
+        return super().invoke(ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*COMMANDS, *LAB]

@@ -157,9 +157,7 @@ def _tools() -> list[Check]:
 
 def _engines(machine: node.Node) -> list[Check]:
     checks = []
-    for name in engines.ENGINES:
-        if not engines.programs(name):
-            continue
+    for name in filter(engines.programs, engines.ENGINES):
         try:
             engine = engines.connect(name)
             if machine.gpus and engine.gpu_access is None:

@@ -1,6 +1,5 @@
 """``encore export``: export a trained model for serving."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -128,7 +127,13 @@ def export(
     for part, model in content.get("parts", {"": content}).items():
         title = " ".join(filter(None, (content["name"], part, "as", content["format"])))
         rows = (
-            (kind, value["name"], value["type"], _shape(value["shape"]), value["about"])
+            (
+                kind,
+                value["name"],
+                value["type"],
+                " x ".join("any" if size < 0 else str(size) for size in value["shape"]) or "one number",
+                value["about"],
+            )
             for kind in ("input", "output")
             for value in model[f"{kind}s"]
         )
@@ -136,10 +141,6 @@ def export(
     for line in _summary(content):
         say(screen, text(line))
     say(screen, text(f"in {output}"))
-
-
-def _shape(sizes: Sequence[int]) -> str:
-    return " x ".join("any" if size < 0 else str(size) for size in sizes) or "one number"
 
 
 def _summary(content: dict[str, Any]) -> list[str]:
@@ -150,10 +151,6 @@ def _summary(content: dict[str, Any]) -> list[str]:
         f"largest difference {check['largest_difference']:.2g}, tolerance {check['tolerance']:.2g}"
         for name, check in checks.items()
     ]
-    through = checked.get("quality", {})
-    for name, value in content["quality"].items():
-        again = f", of the exported model {through[name]:.5g}" if name in through else ""
-        lines.append(f"{name}: of the run {value:.5g}{again}")
-    if not content["reached"]:
-        lines.append("the model did not reach the target")
-    return lines
+    through = {name: f", of the exported model {value:.5g}" for name, value in checked.get("quality", {}).items()}
+    qualities = (f"{name}: of the run {value:.5g}{through.get(name, '')}" for name, value in content["quality"].items())
+    return [*lines, *qualities, *([] if content["reached"] else ["the model did not reach the target"])]

@@ -103,17 +103,18 @@ def varied_columns(rows: Sequence[Row]) -> list[str]:
 def describe(row: Row) -> str:
     # ``quality 0.9259 of 0.95  epoch 3/12  run 2/5  1 reached``, after the reason for a failure: a narrow terminal
     # shows the start.
-    parts = [against_targets(row.qualities, row.targets)] if row.qualities else []
-    if row.epochs:
-        parts.append(row.position or f"epoch {row.epoch or 1:.4g}/{row.epochs}")
-    if row.forecast and row.forecast.minutes is not None:
-        parts.append(row.forecast.text())
-    if row.experiments > 1:
-        single = row.run is not None and row.experiment is not None
-        parts.append(f"run {(row.experiment or 0) + 1}/{row.experiments}" if single else f"{row.experiments} runs")
-    if row.experiments > 1 and row.reached:
-        parts.append(f"{row.reached} reached")
-    return "  ".join([*filter(None, (row.slow, row.reason)), *parts])
+    is_one = row.run is not None and row.experiment is not None
+    number = f"run {(row.experiment or 0) + 1}/{row.experiments}" if is_one else f"{row.experiments} runs"
+    parts = (
+        row.slow,
+        row.reason,
+        against_targets(row.qualities, row.targets) if row.qualities else "",
+        row.position or f"epoch {row.epoch or 1:.4g}/{row.epochs}" if row.epochs else "",
+        row.forecast.text() if row.forecast and row.forecast.minutes is not None else "",
+        number if row.experiments > 1 else "",
+        f"{row.reached} reached" if row.experiments > 1 and row.reached else "",
+    )
+    return "  ".join(filter(None, parts))
 
 
 # -- follow ---------------------------------------------------------------------------------------------

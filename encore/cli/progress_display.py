@@ -19,16 +19,15 @@ WIDE = 120  # Minimum terminal width for the bar and the number of steps
 def facts(progress: follow.Progress) -> str:
     # ``epoch 3/12  max. 0:00:31 left  quality 0.9259 of 0.95 (epoch 2)  loss 0.512  410 samples/s``: a narrow terminal
     # cuts the end.
-    parts = [progress.position]
-    if progress.seconds_to_go is not None:
-        parts.append(f"max. {clock(progress.seconds_to_go)} left")
-    if progress.qualities:
-        parts.append(f"{against_targets(progress.qualities, progress.targets)} ({progress.evaluated_position})")
-    if progress.loss is not None:
-        parts.append(f"loss {progress.loss:.4f}")
-    if progress.samples_per_second is not None:
-        parts.append(f"{progress.samples_per_second:,.0f} {progress.batch_unit}/s")
-    return "  ".join(parts)
+    qualities, speed = progress.qualities, progress.samples_per_second
+    parts = (
+        progress.position,
+        f"max. {clock(progress.seconds_to_go)} left" if progress.seconds_to_go is not None else "",
+        f"{against_targets(qualities, progress.targets)} ({progress.evaluated_position})" if qualities else "",
+        f"loss {progress.loss:.4f}" if progress.loss is not None else "",
+        f"{speed:,.0f} {progress.batch_unit}/s" if speed is not None else "",
+    )
+    return "  ".join(filter(None, parts))
 
 
 def clock(seconds: float) -> str:
