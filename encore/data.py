@@ -64,14 +64,10 @@ class DataPassport:
     classes: int
     counts: Mapping[str, int]  # Records per split
     files: Mapping[str, int] = field(repr=False)  # Bytes per file
+    bytes: int  # Of all files, also of those that are not listed because they are numerous, such as images
     shared_with: tuple[str, ...] = ()  # All benchmarks that read it, where it is more than one
-    unlisted_bytes: int = 0  # Size of files that are not listed because they are numerous, such as images
     # Differences from the published data set of that name; empty if identical or if the name is not published
     unearned: str = ""
-
-    @property
-    def bytes(self) -> int:
-        return sum(self.files.values()) + self.unlisted_bytes
 
 
 OnUpdate = Callable[[Update], None]
@@ -82,14 +78,10 @@ def preparable() -> list[str]:
     return sorted(by_folder.get(path.parent, path.parent.name) for path in paths.BENCHMARKS.glob("*/prepare.py"))
 
 
-def known(benchmark: str) -> str:
+def _module(benchmark: str) -> str:
     if benchmark not in preparable():
         raise names.unknown("benchmark", benchmark, preparable())
-    return benchmark
-
-
-def _module(benchmark: str) -> str:
-    return f"benchmarks.{paths.benchmark_folder(known(benchmark)).name}.prepare"
+    return f"benchmarks.{paths.benchmark_folder(benchmark).name}.prepare"
 
 
 # -- commands -----------------------------------------------------------------------------------------
@@ -268,6 +260,7 @@ def read_passport(directory: Path) -> DataPassport:
             raise EncoreError(f"{path} has schema {manifest['schema']}", expected=f"schema {SCHEMA}", hint=again)
         splits = manifest["splits"]
         files = [file for split in splits.values() for file in split["files"]]
+        sizes = [*((file, "bytes") for file in files), *((split, "unlisted_bytes") for split in splits.values())]
         return DataPassport(
             directory=directory,
             benchmark=str(manifest["benchmark"]),
@@ -277,7 +270,7 @@ def read_passport(directory: Path) -> DataPassport:
             counts={name: int(split["count"]) for name, split in splits.items()},
             files={str(file["name"]): int(file["bytes"]) for file in files},
             shared_with=tuple(map(str, manifest.get("shared_with", ()))),
-            unlisted_bytes=sum(int(split.get("unlisted_bytes", 0)) for split in splits.values()),
+            bytes=sum(int(part.get(key, 0)) for part, key in sizes),
             unearned=_shortfall(manifest),
         )
     except (FileNotFoundError, NotADirectoryError):

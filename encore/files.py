@@ -157,17 +157,24 @@ _DAMAGED = (
 )  # fmt: skip
 
 
+class TooLarge(OSError):
+    """A compressed file with more content than any plausible log."""
+
+    def __str__(self) -> str:
+        return self.strerror or ""
+
+
 def max_unpacked(path: Path) -> int:
     """Return the limit for a compressed file's content, in bytes."""
     return _FREE_BYTES + _MAX_RATIO * path.stat().st_size
 
 
-def _too_large(limit: int) -> OSError:
-    return OSError(errno.EFBIG, f"its content has more than {limit:,} bytes, the limit for a file of its size")
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(errno.EFBIG, f"its content has more than {limit:,} bytes, the limit for a file of its size")
 
 
 class Bounded:
-    """A binary stream that raises OSError after ``limit`` bytes."""
+    """A binary stream that raises TooLarge after ``limit`` bytes."""
 
     def __init__(self, stream: Any, limit: int) -> None:
         self._stream, self._limit, self._left = stream, limit, limit
@@ -205,7 +212,7 @@ def archive_errors(path: Path) -> Iterator[None]:
         yield
     except _DAMAGED as error:
         raise EncoreError(
-            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}",
+            f"{path} cannot be read: {error}",
             expected="a complete .zip or .tar file",
             hint="download it again, or unpack it and use the folder",
         ) from error
@@ -276,7 +283,7 @@ def _decompressed(raw: BufferedReader) -> Any:
 
 def _check_bounds(count: int, room: int, limit: int) -> None:
     if count >= _MAX_MEMBERS:
-        raise OSError(errno.EFBIG, f"it has more than {_MAX_MEMBERS:,} members")
+        raise TooLarge(errno.EFBIG, f"it has more than {_MAX_MEMBERS:,} members")
     if room < 0:
         raise _too_large(limit)
 
