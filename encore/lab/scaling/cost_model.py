@@ -189,7 +189,7 @@ def fit_steps(points: Sequence[Point], algorithm: Algorithm | None = None) -> St
 
 
 def fit_strong_scaling(minutes: dict[int, float]) -> StepModel:
-    """Fit total training minutes by GPU count for strong scaling; see `share_of`."""
+    """Fit total training minutes by GPU count for strong scaling."""
     return fit_steps([strong_scaling_point(gpus, minutes[gpus]) for gpus in sorted(minutes)])
 
 

@@ -261,24 +261,6 @@ class Share(NamedTuple):
     activation_bytes: float = 0.0
 
 
-def share_of(configuration: Configuration) -> Share:
-    config, system = config_class(configuration.choice.folder)(**configuration.plain()), configuration.system
-    return Share(
-        system=system.system,
-        accelerator=system.accelerator,
-        gpus=configuration.ranks,
-        nodes=configuration.nodes,
-        batch=configuration.global_batch,
-        accumulation=int(getattr(config, "accumulation", 1)),
-        parallelism={
-            key: value
-            for key, value in configuration.plain().items()
-            if key.endswith("_parallelism") and isinstance(value, int) and value > 1
-        },
-        activation_bytes=activation_bytes(config),
-    )
-
-
 def project(cell: PublishedResult, share: Share, speed: Measured) -> Projected:
     """Project step time and time to the target of a published result's configuration from the speed of one GPU."""
     benchmark, calibration = later_name(cell.benchmark, cell.round) or "", calibration_of(cell)
@@ -354,7 +336,22 @@ class SubmittedSystem:
 
     @property
     def share(self) -> Share:
-        return share_of(self.configuration)
+        configuration, values = self.configuration, self.configuration.plain()
+        config = config_class(configuration.choice.folder)(**values)
+        return Share(
+            system=configuration.system.system,
+            accelerator=configuration.system.accelerator,
+            gpus=configuration.ranks,
+            nodes=configuration.nodes,
+            batch=configuration.global_batch,
+            accumulation=int(getattr(config, "accumulation", 1)),
+            parallelism={
+                key: value
+                for key, value in values.items()
+                if key.endswith("_parallelism") and isinstance(value, int) and value > 1
+            },
+            activation_bytes=activation_bytes(config),
+        )
 
     def settings_for(self, gpus: Sequence[Gpu], settings: Sequence[str]) -> tuple[str, ...]:
         """Return the settings that give one GPU its batch; EncoreError if the GPU is too small."""

@@ -9,7 +9,6 @@ import fcntl
 import os
 import signal
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,7 +23,6 @@ from encore.lab.studies import folder as folders
 from encore.lab.studies.definition import Point, Study
 from encore.lab.studies.folder import FAILURE, MEASUREMENT, Folder
 from encore.machine import node, processes
-from encore.results.table import grouped
 from encore.run import hints
 from encore.slurm import commands
 
@@ -47,8 +45,9 @@ def seconds_left(folder: Folder[Study]) -> float:
         return len(folder.unfinished()) * folder.study.program.seconds
     total = 0.0
     for _, point in folder.unfinished():
-        by_common = grouped(measured, lambda pair: len(pair[0].axes.items() & point.axes.items()))  # noqa: B023
-        total += statistics.fmean(seconds for _, seconds in by_common[max(by_common)])
+        common = [len(other_point.axes.items() & point.axes.items()) for other_point, _ in measured]
+        pairs = zip(measured, common, strict=True)
+        total += statistics.fmean(seconds for (_, seconds), number in pairs if number == max(common))
     return total
 
 
@@ -192,9 +191,4 @@ def submit(folder: Folder[Study], per_point: Mapping[str, str]) -> str:
     path = folder.path / "array.sh"
     with files.replaced(path) as file:
         file.write(script(folder, per_point).encode())
-    if not commands.is_installed():
-        raise EncoreError("--submit requires Slurm (not found)", hint=f"on a login node: sbatch {path}")
-    done = subprocess.run(["sbatch", str(path)], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise EncoreError(f"sbatch failed: {done.stderr.strip()}", hint=f"edit {path} and submit it with sbatch")
-    return done.stdout.strip()
+    return commands.call("sbatch", str(path)).strip()

@@ -221,14 +221,16 @@ def _missing_configuration(tree: Tree, subpath: str, path: Path) -> EncoreError:
 
 def _find_configurations(tree: Tree, top: str) -> list[str]:
     # The folders below one, the nearest first, until there are more with configurations than are shown
-    folders, count = [top], 0
-    for folder in itertools.islice(folders, _MOST_FOLDERS):  # grows in the loop
-        inner = [f"{folder}/{name}".strip("/") for name in tree.folders(folder)]
-        folders += inner
-        count += sum(bool(_configurations(tree, directory)) for directory in inner)
-        if count > _MOST_SHOWN:
+    matches, waiting, count = [], [top], 0
+    for _ in range(_MOST_FOLDERS):
+        if not waiting or count > _MOST_SHOWN:
             break
-    return folders[1:]
+        folder = waiting.pop(0)
+        inner = [f"{folder}/{name}".strip("/") for name in tree.folders(folder)]
+        count += sum(bool(_configurations(tree, directory)) for directory in inner)
+        matches += inner
+        waiting += inner
+    return matches
 
 
 def _scripts(tree: Tree, folder: str) -> list[str]:
