@@ -357,7 +357,6 @@ def make_run(
     """
     seeds = list(range(5, 5 + len(states)))
     passport = {
-        **dict.fromkeys(run_folder.NEEDED),
         "schema": run_folder.SCHEMA,
         "name": "resnet",
         "round": "v0.7",

@@ -6,7 +6,6 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, ValidationError, field_validator
 
-from encore import names
 from encore.catalogue import Strict
 from encore.errors import EncoreError
 
@@ -63,8 +62,3 @@ def volume(text: str) -> Volume:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         expected = "/FOLDER=CLAIM, or /FOLDER for a folder of every node"
         raise EncoreError(f"--volume {text}: {reason}", expected=expected) from error
-
-
-def check_kind(kind: str) -> None:
-    if kind not in KINDS:
-        raise names.unknown("kind", kind, KINDS)

@@ -5,8 +5,10 @@ information the allowed cores are divided evenly.
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from encore.files import text_of
@@ -39,24 +41,17 @@ class Binding:
 
 def parse_cpus(text: str) -> tuple[int, ...]:
     """Parse ``0-2,8`` into 0, 1, 2, 8; empty if malformed."""
-    cpus: set[int] = set()
-    for part in text.strip().split(","):
-        first, _, last = part.strip().partition("-")
-        if not first.isdigit() or not (last or first).isdigit():
-            return ()
-        cpus.update(range(int(first), int(last or first) + 1))
-    return tuple(sorted(cpus))
+    parts = [re.fullmatch(r"(\d+)-?(\d*)", part.strip()) for part in text.split(",")]
+    ranges = (range(int(part[1]), int(part[2] or part[1]) + 1) for part in parts if part)
+    return tuple(sorted({cpu for cpus in ranges for cpu in cpus})) if all(parts) else ()
 
 
 def format_cpus(cpus: Sequence[int]) -> str:
     """Return 0, 1, 2, 8 as ``0-2,8``, which ``taskset`` and ``numactl`` read."""
-    parts: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if parts and parts[-1][-1] == cpu - 1:
-            parts[-1][1:] = [cpu]
-        else:
-            parts.append([cpu])
-    return ",".join("-".join(map(str, part)) for part in parts)
+    # Consecutive numbers have the same distance from their positions.
+    groups = groupby(enumerate(sorted(cpus)), lambda entry: entry[1] - entry[0])
+    parts = [[cpu for _, cpu in group] for _, group in groups]
+    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
 
 
 # -- binding --------------------------------------------------------------------------------------------

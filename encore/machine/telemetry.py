@@ -27,7 +27,6 @@ from encore.machine import node, openmetrics
 
 INTERVAL_SECONDS = 1.0
 END_SECONDS = 10.0  # That the samplers of other nodes get to end
-PRESSURES = ("cpu", "io", "memory")
 ALL_LINKS = 0xFFFFFFFF  # Scope for an NVLink field: all links, not a single one
 
 
@@ -112,7 +111,7 @@ def sample_host() -> dict[str, Any]:
         "disk_write_bytes": disk.write_bytes if disk else None,
         "network_received_bytes": network.bytes_recv if network else None,
         "network_sent_bytes": network.bytes_sent if network else None,
-        **{f"{name}_stall_us": _stalled(text_of(f"/proc/pressure/{name}")) for name in PRESSURES},
+        **{f"{name}_stall_us": _stalled(text_of(f"/proc/pressure/{name}")) for name in ("cpu", "io", "memory")},
     }
 
 
@@ -149,37 +148,23 @@ def xid_events(handles: Sequence[Any]) -> Iterator[Callable[[], list[list[int]]]
             node.query(lambda: pynvml.nvmlEventSetFree(events))
 
 
-class Telemetry:
-    """Sample into ``path`` from a thread until ``stop``. Sampling ends silently if the disk is full."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._ended.set()
-        self._thread.join(timeout=5)
-
-    def _run(self) -> None:
-        psutil.cpu_percent(None)
-        next_time = time.monotonic()
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            handles = stack.enter_context(node.devices())
-            xids = stack.enter_context(xid_events(handles))
-            file = stack.enter_context(self._path.open("a", encoding="utf-8"))
-            textfile = openmetrics.Textfile(self._path.parent)
-            stack.callback(textfile.remove)
-            while not self._ended.wait(max(0.0, next_time - time.monotonic())):
-                gpus = [GpuSample(**sample_gpu(handle)) for handle in handles]
-                reading = asdict(Sample(**sample_host(), gpus=gpus, xids=xids()))
-                file.write(json.dumps(reading) + "\n")
-                file.flush()
-                textfile.write(reading)
-                next_time += INTERVAL_SECONDS
+def _sample(path: Path, ended: threading.Event) -> None:
+    psutil.cpu_percent(None)
+    next_time = time.monotonic()
+    # Sampling ends silently if the disk is full.
+    with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+        handles = stack.enter_context(node.devices())
+        xids = stack.enter_context(xid_events(handles))
+        file = stack.enter_context(path.open("a", encoding="utf-8"))
+        textfile = openmetrics.Textfile(path.parent)
+        stack.callback(textfile.remove)
+        while not ended.wait(max(0.0, next_time - time.monotonic())):
+            gpus = [GpuSample(**sample_gpu(handle)) for handle in handles]
+            reading = asdict(Sample(**sample_host(), gpus=gpus, xids=xids()))
+            file.write(json.dumps(reading) + "\n")
+            file.flush()
+            textfile.write(reading)
+            next_time += INTERVAL_SECONDS
 
 
 @contextlib.contextmanager
@@ -188,7 +173,8 @@ def sample_nodes(path: Path, elsewhere: Sequence[Sequence[str]] = ()) -> Iterato
 
     Command output goes to a file in the same folder: missing telemetry from a node must not end a run.
     """
-    here = Telemetry(path)
+    ended = threading.Event()
+    thread = threading.Thread(target=_sample, args=(path, ended), name="telemetry", daemon=True)
     with contextlib.ExitStack() as stack:
         children = []
         for argv in elsewhere:
@@ -198,11 +184,12 @@ def sample_nodes(path: Path, elsewhere: Sequence[Sequence[str]] = ()) -> Iterato
                     argv, stdin=subprocess.PIPE, stdout=output, stderr=output, cwd=paths.ROOT, start_new_session=True
                 )
                 children.append(child)
-        here.start()
+        thread.start()
         try:
             yield [child.pid for child in children]
         finally:
-            here.stop()
+            ended.set()
+            thread.join(timeout=5)
             _end(children)
 
 
@@ -220,18 +207,9 @@ def _end(children: Sequence["subprocess.Popen[bytes]"]) -> None:
             child.wait()
 
 
-def main() -> int:
-    first = Path(sys.argv[1])
-    telemetry = Telemetry(first.with_name(f"{first.stem}.{node.name()}{first.suffix}"))
+if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    telemetry.start()
-    try:
+    first = Path(sys.argv[1])
+    with sample_nodes(first.with_name(f"{first.stem}.{node.name()}{first.suffix}")):
         while sys.stdin.buffer.read(4096):
             pass
-    finally:
-        telemetry.stop()
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

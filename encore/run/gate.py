@@ -35,8 +35,6 @@ PAIR_SECONDS = 60.0
 AT_ONCE = 1024  # Nodes and pairs that are waited for at a time
 FIRST_PORT = 31000  # First rendezvous port for a pair, below the ephemeral ports
 
-Environment = Mapping[str, str]
-
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSet:
@@ -46,7 +44,7 @@ class NodeSet:
     everywhere: tuple[tuple[str, ...], ...]
     clock: str  # Name of this machine, as the nodes know it
     # Returns command and variables of ranks on two nodes; None: pairs are not measured
-    pair: Callable[[tuple[str, str], int, tuple[str, ...]], tuple[tuple[str, ...], Environment]] | None = None
+    pair: Callable[[tuple[str, str], int, tuple[str, ...]], tuple[tuple[str, ...], Mapping[str, str]]] | None = None
 
 
 def this_node() -> NodeSet:
@@ -159,7 +157,7 @@ def _pairs(
     return measured
 
 
-def _rates(argv: tuple[str, ...], variables: Environment) -> dict[str, float]:
+def _rates(argv: tuple[str, ...], variables: Mapping[str, str]) -> dict[str, float]:
     # Bandwidth per collective for the largest array, bytes/s; empty if the ranks failed.
     with suppress(OSError, ValueError, KeyError, subprocess.TimeoutExpired):
         done = subprocess.run(

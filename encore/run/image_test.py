@@ -24,7 +24,8 @@ def run(choice: catalogue.Choice, engine: engines.Engine) -> Iterator[tuple[str,
     image = engines.inspect(engine, building.image_name(choice))
     if image is None:
         raise building.not_built(choice, engine.name)
-    yield "labels", check_labels(image)
+    missing = [name for name in LABELS if image.labels.get(name, "unknown") == "unknown"]
+    yield "labels", f"missing: {', '.join(missing)}" if missing else ""
     yield "user", "the image's user is root" if image.user in ("", "0", "root") else ""
     yield from _python_checks(
         choice, runtimes.Target(runtime=engine.name, engine=engine, image=building.image_name(choice), image_info=image)
@@ -32,11 +33,6 @@ def run(choice: catalogue.Choice, engine: engines.Engine) -> Iterator[tuple[str,
     yield from _image_check(choice, engine)
     yield "no secrets", _secrets(choice, engine)
     yield "training", _training(choice, engine)
-
-
-def check_labels(image: engines.Image) -> str:
-    missing = [name for name in LABELS if image.labels.get(name, "unknown") == "unknown"]
-    return f"missing: {', '.join(missing)}" if missing else ""
 
 
 def _python_checks(choice: catalogue.Choice, target: runtimes.Target) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from encore import data as data_sets
+from encore import names
 from encore.containers import building
 from encore.containers.renderers import Container
 from encore.containers.runtimes import Target
@@ -15,7 +16,7 @@ from encore.job import Command, Job, Mount
 from encore.kubernetes import manifests
 from encore.kubernetes.api import Connection
 from encore.kubernetes.manifests import Files, Manifest, Pods
-from encore.kubernetes.settings import Kind, Kubernetes, Volume, check_kind
+from encore.kubernetes.settings import KINDS, Kind, Kubernetes, Volume
 from encore.machine import preflight
 from encore.machine.node import Gpu, Node
 from encore.run import hints, planning, run_folder, run_metadata, runner, workloads
@@ -45,7 +46,8 @@ def prepare(request: Request, options: Options) -> tuple[Plan, script.Estimate]:
     cluster, file = clusters.load(request.cluster)
     settings = cluster.kubernetes
     kind = options.kind or settings.kind
-    check_kind(kind)
+    if kind not in KINDS:
+        raise names.unknown("kind", kind, KINDS)
     nodes = 1 if options.nodes is None else options.nodes
     _refuse(request, settings, cluster, nodes, options.minutes)
     hang_seconds = settings.hang_seconds if options.hang_seconds is None else options.hang_seconds
@@ -58,9 +60,7 @@ def prepare(request: Request, options: Options) -> tuple[Plan, script.Estimate]:
     makes = small and request.data is None
     data = plan.results / "toy" / choice.benchmark.name if makes else plan.data
     prepares = data_sets.prepare_command("python", choice.benchmark.name, data, data_sets.Preparation())
-    estimate = script.estimate(plan.configuration, 1)
-    if options.minutes:
-        estimate = script.Estimate(options.minutes, "as requested")
+    estimate = script.estimate(plan.configuration, 1, options.minutes)
     pods = Pods(
         settings=settings,
         kind=cast("Kind", "job" if kind == "auto" else kind),
@@ -89,12 +89,13 @@ def _refuse(request: Request, settings: Kubernetes, cluster: clusters.Cluster, n
         )
     if minutes is not None and not LEAST_MINUTES <= minutes <= MOST_MINUTES:
         raise EncoreError(f"--time {minutes}", expected=f"{LEAST_MINUTES} to {MOST_MINUTES} minutes")
-    unsupported: dict[str, object] = {
+    unsupported = {
         "--runtime": request.runtime,
         "--python": request.python,
         "--hosts": request.hosts,
+        "--drop-caches": request.drop_caches,
     }
-    for option, value in {**unsupported, "--drop-caches": request.drop_caches}.items():
+    for option, value in unsupported.items():
         if value:
             raise EncoreError(
                 f"{option} with --kubernetes", expected="only --image: pods run in containers", hint="leave it out"
@@ -114,10 +115,15 @@ def _refuse(request: Request, settings: Kubernetes, cluster: clusters.Cluster, n
         )
 
 
+def pods_of(plan: Plan) -> Pods:
+    assert plan.pods is not None
+    return plan.pods
+
+
 def objects(plan: Plan, output: Path, content: dict[str, str]) -> tuple[Manifest, ...]:
     """Return the manifests of the experiment with folder ``output``."""
-    assert plan.pods is not None
-    job, settings = _with_shards(runner.job_of(plan, output)), plan.pods.settings
+    pods = pods_of(plan)
+    job, settings = _with_shards(runner.job_of(plan, output)), pods.settings
     container = Container(
         image=plan.target.image,
         name=manifests.name_of(plan.configuration.choice.name, output),
@@ -126,7 +132,7 @@ def objects(plan: Plan, output: Path, content: dict[str, str]) -> tuple[Manifest
         caller=os.environ,
     )
     secrets = frozenset(name for name, value in job.environment.items() if run_metadata.is_secret(name, value))
-    return manifests.render(job, container, plan.pods, Files(output=output, content=content, secrets=secrets))
+    return manifests.render(job, container, pods, Files(output=output, content=content, secrets=secrets))
 
 
 def _with_shards(job: Job) -> Job:
@@ -161,14 +167,13 @@ def unknown_node(plan: Plan) -> Node:
 
 def checks(plan: Plan) -> list[preflight.Check]:
     """Check from this machine whether nodes can pull the image and whether results and data are on a volume."""
-    assert plan.pods is not None
     data = plan.data
     results: list[preflight.Check] = []
     if plan.target.image.startswith("localhost/"):
         hint = f"make push-{plan.configuration.choice.name} REGISTRY=HOST/TEAM, then --image with the printed name"
         results.append(preflight.Check("WARN", "image", f"{plan.target.image} exists on this machine only", hint))
     for name, folder in (("data", data), ("results", plan.results)):
-        if not any(folder.is_relative_to(volume.path) for volume in plan.pods.settings.volumes):
+        if not any(folder.is_relative_to(volume.path) for volume in pods_of(plan).settings.volumes):
             hint = "--volume FOLDER=CLAIM, or kubernetes.volumes in cluster.toml"
             results.append(
                 preflight.Check("WARN", name, f"{folder} must exist on every node, because it is not on a volume", hint)
@@ -179,19 +184,18 @@ def checks(plan: Plan) -> list[preflight.Check]:
 
 
 def connect(plan: Plan) -> Connection:
-    assert plan.pods is not None
-    return Connection(plan.pods.settings)
+    return Connection(pods_of(plan).settings)
 
 
 def select_kind(plan: Plan, kind: str, connection: Connection) -> Plan:
     """Select a workload kind that the cluster supports; ``auto`` prefers JobSet for several nodes."""
-    assert plan.pods is not None
+    pods = pods_of(plan)
     if kind == "auto":
-        several = plan.pods.nodes > 1 and connection.serves("jobset")
-        return replace(plan, pods=replace(plan.pods, kind="jobset" if several else "job"))
-    if not connection.serves(plan.pods.kind):
+        several = pods.nodes > 1 and connection.serves("jobset")
+        return replace(plan, pods=replace(pods, kind="jobset" if several else "job"))
+    if not connection.serves(pods.kind):
         raise EncoreError(
-            f"the cluster has no {manifests.API[plan.pods.kind][1]} ({manifests.API[plan.pods.kind][0]})",
+            f"the cluster has no {manifests.API[pods.kind][1]} ({manifests.API[pods.kind][0]})",
             expected="its controller, installed by the cluster administrator",
             hint="--kind job, which every cluster supports",
         )
@@ -203,8 +207,7 @@ def create(plan: Plan, context: str = "") -> RunFolder:
 
     ``context`` is the kubeconfig context of the submission. It is stored because the current context may change.
     """
-    pods, machine, seeds = plan.pods, unknown_node(plan), list(plan.seeds)
-    assert pods is not None
+    pods, machine, seeds = pods_of(plan), unknown_node(plan), list(plan.seeds)
     data_folder = str(plan.data)
     data_set: run_metadata.DataFacts = {
         "id": "",
@@ -245,8 +248,7 @@ def create(plan: Plan, context: str = "") -> RunFolder:
 
 def submit(plan: Plan, folder: RunFolder, connection: Connection) -> list[str]:
     """Send the unfinished experiments; return their workloads, such as ``Job encore-ncf-0123abcd``."""
-    assert plan.pods is not None
-    sent, kind = [], manifests.API[plan.pods.kind][1]
+    sent, kind = [], manifests.API[pods_of(plan).kind][1]
     for experiment in folder.experiments():
         if experiment.has_finished:
             continue
@@ -271,7 +273,6 @@ def clear(plan: Plan, folder: RunFolder, connection: Connection) -> None:
     Raises:
         EncoreError: a workload is still active, or all experiments have finished.
     """
-    assert plan.pods is not None
     unfinished = []
     for experiment in folder.experiments():
         workload = workloads.look(connection, folder, experiment)
@@ -296,7 +297,7 @@ def clear(plan: Plan, folder: RunFolder, connection: Connection) -> None:
             f"{folder.path.name} has finished: nothing left to run", hint=f"see it: {hints.follow(folder.path)}"
         )
     for experiment in unfinished:
-        connection.delete(plan.pods.kind, workloads.name_of(folder, experiment))
+        connection.delete(pods_of(plan).kind, workloads.name_of(folder, experiment))
         workloads.wait_for_end(connection, folder, experiment)
         if not experiment.has_checkpoint:
             runner.clear_remains(experiment)

@@ -30,21 +30,6 @@ from encore.files import plain, read_json, text_of, write_json
 Status = Literal["prepared", "running", "reached", "not_reached", "failed", "interrupted"]
 STAMP = "%Y%m%dT%H%M%SZ"  # Timestamp at the start of run folder names, UTC
 SCHEMA = 3  # Version of run.json
-# Keys of every run.json.
-NEEDED = (
-    "name",
-    "round",
-    "system",
-    "submission",
-    "deviations",
-    "nodes",
-    "ranks_per_node",
-    "runtime",
-    "data",
-    "seeds",
-    "configuration",
-    "sha256",
-)
 FINISHED: tuple[Status, ...] = ("reached", "not_reached")
 
 
@@ -116,7 +101,7 @@ class RunFolder:
     path: Path
 
     def metadata(self) -> dict[str, Any]:
-        # Read run.json. EncoreError for a different schema or missing keys.
+        # Read run.json. EncoreError for a different schema or a file that was changed.
         path = self.path / "run.json"
         content = read_json(path)
         if content.get("schema") != SCHEMA:
@@ -125,10 +110,9 @@ class RunFolder:
                 expected=f"schema {SCHEMA}",
                 hint="use the version of Encore that created it",
             )
-        missing = [name for name in NEEDED if name not in content]
-        if missing or content["sha256"] != checksum(content):
+        if content.get("sha256") != checksum(content):
             raise EncoreError(
-                f"{path} lacks {', '.join(missing)}" if missing else f"{path} was changed after it was written",
+                f"{path} was changed after it was written",
                 expected="unmodified run metadata",
                 hint="restore it, or start a new run",
             )

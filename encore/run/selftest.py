@@ -333,7 +333,6 @@ class Selftest:
     def __init__(self, request: Request, work: Path, machine: node.Node, on_step: Callable[[str], None]) -> None:
         self._request, self._work, self._machine, self._on_step = request, work, machine, on_step
         self._ends = time.monotonic() + request.time_limit
-        self._telemetry = telemetry.Telemetry(work / "telemetry.jsonl")
         # Answer of bench.py or failed row, by implementation.
         self._benches: dict[str, dict[str, Any] | Row] = {}
         self._measured: set[str] = set()  # Frameworks with a planned all-reduce check
@@ -376,18 +375,15 @@ class Selftest:
 
     def run(self, plan: Sequence[tuple[CheckEnv, str]], on_start: Callable[[str, str], None]) -> Iterator[Row]:
         # Yield one row per finished check, then the telemetry row.
-        self._telemetry.start()
-        ran = False
-        try:
+        ran, samples = False, self._work / "telemetry.jsonl"
+        with telemetry.sample_nodes(samples):
             for env, name in plan:
                 on_start(env.choice.name, name)
                 row = self._row(env, name)
                 ran = ran or row.result == "OK"
                 yield row
-        finally:
-            self._telemetry.stop()
         if self._wants(TELEMETRY) and ran:
-            yield telemetry_row(self._work / "telemetry.jsonl", self._request.device)
+            yield telemetry_row(samples, self._request.device)
 
     def _row(self, env: CheckEnv, name: str) -> Row:
         remaining = self._ends - time.monotonic()

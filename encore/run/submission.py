@@ -150,9 +150,7 @@ def _prepared(
 ) -> Prepared:
     # Build the submission. ``runs`` is the number of sequential runs in a job.
     configuration = plan.configuration
-    estimate = script.estimate(configuration, runs)
-    if options.minutes:
-        estimate = Estimate(options.minutes, "as requested")
+    estimate = script.estimate(configuration, runs, options.minutes)
     submission = Submission(
         name=configuration.choice.name,
         nodes=configuration.nodes,

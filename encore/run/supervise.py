@@ -153,10 +153,9 @@ def _watch(
         if has_exited:
             return _outcome(child, progress, experiment, signals, oom_kills)
         if signals.received and kill_at is None:
-            kill_at = time.monotonic() + stop_seconds
             # Ranks without a heartbeat have not started training: no state needs saving.
-            if not processes.signal_ranks(experiment.folder / "heartbeat", signal.SIGTERM):
-                kill_at = 0.0
+            has_ranks = processes.signal_ranks(experiment.folder / "heartbeat", signal.SIGTERM)
+            kill_at = time.monotonic() + stop_seconds if has_ranks else 0.0
         # Let a checkpoint finish, however large, unless the user repeats the signal or Slurm is about to kill the job.
         may_save = signals.count < 2 and not (owner.job and signals.received == signal.SIGTERM)
         if kill_at is not None and may_save and _partial_checkpoints(experiment) - stale_checkpoints:

@@ -32,7 +32,6 @@ FIELDS = {
 SACCT_FORMAT = "JobID,JobIDRaw,State,NNodes,Elapsed,Submit,User,Partition,Reason,Comment,JobName"
 # Without --array, squeue combines an array's pending tasks.
 SQUEUE = ("squeue", "--noheader", "--array", "--states=all", f"--format={SEPARATOR.join(FIELDS)}")
-SACCT_START = "now-7days"
 
 # States that a job does not leave (squeue(1), "JOB STATE CODES").
 FINISHED_STATES = (
@@ -257,7 +256,7 @@ def finished_jobs() -> list[Job]:
     """Return jobs of this user that accounting has seen end in the last days; none where it is off."""
     if shutil.which("sacct") is None:
         return []
-    options = ("--noheader", "--parsable2", "--allocations", f"--starttime={SACCT_START}", f"--user={this_user()}")
+    options = ("--noheader", "--parsable2", "--allocations", "--starttime=now-7days", f"--user={this_user()}")
     columns = (f"--delimiter={SEPARATOR}", f"--format={SACCT_FORMAT}")
     try:
         text = commands.call("sacct", *options, *columns)

@@ -156,8 +156,10 @@ class Estimate:
     reason: str
 
 
-def estimate(configuration: Configuration, runs: int) -> Estimate:
-    """Estimate the time limit of ``runs`` sequential runs; None without a published time."""
+def estimate(configuration: Configuration, runs: int, minutes: int | None = None) -> Estimate:
+    """Estimate the time limit of ``runs`` sequential runs, unless it was requested; None without a published time."""
+    if minutes:
+        return Estimate(minutes, "as requested")
     system = configuration.system
     if system.kind == "small":
         return Estimate(SMALL_MINUTES * (1 + runs), f"{SMALL_MINUTES} min per run of the toy data set, plus set-up")

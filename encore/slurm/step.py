@@ -132,9 +132,6 @@ def _rendezvous(allocation: Allocation) -> dict[str, str]:
     return {"MASTER_ADDR": first, "MASTER_PORT": str(port)}
 
 
-UNBOUND = ("--cpu-bind=none",)
-
-
 def cpu_binding(cluster: Cluster, allocation: Allocation, ranks_per_node: int) -> tuple[str, ...]:
     """Return srun's binding options. auto: each rank on the cores and memory local to the GPU.
 
@@ -144,7 +141,7 @@ def cpu_binding(cluster: Cluster, allocation: Allocation, ranks_per_node: int) -
         return (f"--cpu-bind={cluster.cpu_bind}",)
     oversubscribed = allocation.cores_per_node is not None and ranks_per_node > allocation.cores_per_node
     if not allocation.is_real or oversubscribed or "affinity" not in commands.setting("TaskPlugin"):
-        return UNBOUND
+        return ("--cpu-bind=none",)
     return binding.srun_options(binding.of_this_machine(ranks_per_node))
 
 

@@ -241,9 +241,8 @@ def interface(hosts: tuple[Host, ...], extra: Mapping[str, str]) -> str:
 
 # -- preflight checks of the hosts -----------------------------------------------------------------------------
 
-CONNECT_SECONDS = 5
 ANSWER_SECONDS = 20.0
-CONNECT_TIMEOUT = ("-o", f"ConnectTimeout={CONNECT_SECONDS}")
+CONNECT_TIMEOUT = ("-o", "ConnectTimeout=5")  # seconds
 
 
 @dataclass(frozen=True)

@@ -316,10 +316,6 @@ def write(file: str, text: str) -> Callable[[Path], object]:
     return lambda run: (run / file).write_text(text)
 
 
-PASSPORT = '{"schema": 3, "seeds": [5, 6]}'
-NEEDED = "name, round, system, submission, deviations, nodes, ranks_per_node, runtime, data, config"
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -336,7 +332,7 @@ NEEDED = "name, round, system, submission, deviations, nodes, ranks_per_node, ru
         (write("experiment_0/state.json", '{"status": "fine"}'), "does not contain the state"),
         (write("run.json", '{"seeds": [5, 6]}'), "has schema None"),
         (write("run.json", '{"schema": 2}'), "has schema 2"),
-        (write("run.json", PASSPORT), f"lacks {NEEDED}"),
+        (write("run.json", '{"schema": 3, "seeds": [5, 6]}'), "was changed after it was written"),
         (
             lambda run: (run / "run.json").write_text((run / "run.json").read_text().replace(" 6\n", " 7\n")),
             "was changed after it was written",
