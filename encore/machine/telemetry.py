@@ -180,7 +180,7 @@ def sample_nodes(path: Path, elsewhere: Sequence[Sequence[str]] = ()) -> Iterato
         for argv in elsewhere:
             output = stack.enter_context(path.with_name("telemetry.txt").open("ab"))
             with contextlib.suppress(OSError):
-                child = subprocess.Popen(
+                child = psutil.Popen(
                     argv, stdin=subprocess.PIPE, stdout=output, stderr=output, cwd=paths.ROOT, start_new_session=True
                 )
                 children.append(child)
@@ -193,18 +193,14 @@ def sample_nodes(path: Path, elsewhere: Sequence[Sequence[str]] = ()) -> Iterato
             _end(children)
 
 
-def _end(children: Sequence["subprocess.Popen[bytes]"]) -> None:
+def _end(children: Sequence[psutil.Popen]) -> None:
     for child in children:
-        assert child.stdin is not None
         with contextlib.suppress(OSError):
             child.stdin.close()
-    ends = time.monotonic() + END_SECONDS
-    for child in children:
-        try:
-            child.wait(timeout=max(0.1, ends - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.terminate()
-            child.wait()
+    _, running = psutil.wait_procs(children, timeout=END_SECONDS)
+    for process in running:
+        process.terminate()
+        process.wait()
 
 
 if __name__ == "__main__":
