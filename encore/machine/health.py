@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import socket
+import socketserver
 import subprocess
 import sys
 import tempfile
@@ -249,27 +250,21 @@ def connections() -> dict[str, Any]:
 # -- clock ----------------------------------------------------------------------------------------------
 
 
+class _Clock(socketserver.DatagramRequestHandler):
+    # Answers a question with the question and the time.
+    def handle(self) -> None:
+        self.wfile.write(self.rfile.read() + f" {time.time():.6f}".encode())
+
+
 @contextmanager
 def serve_clock() -> Iterator[int]:
     """Answer the questions for the time on a port, which is given, while entered."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as service:
-        service.bind(("", 0))
-        service.settimeout(0.2)
-        stopped = threading.Event()
-
-        def answer() -> None:
-            while not stopped.is_set():
-                with suppress(OSError):
-                    data, sender = service.recvfrom(64)
-                    service.sendto(data + f" {time.time():.6f}".encode(), sender)
-
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
+    with socketserver.UDPServer(("", 0), _Clock) as server:
+        threading.Thread(target=server.serve_forever, args=(0.2,), daemon=True).start()
         try:
-            yield service.getsockname()[1]
+            yield server.server_address[1]
         finally:
-            stopped.set()
-            thread.join()
+            server.shutdown()
 
 
 def clock_offset(server: str) -> float | None:
