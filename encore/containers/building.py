@@ -173,8 +173,7 @@ def check_release(choice: Choice, release: images.Release, force: bool) -> None:
         raise EncoreError(software.found, hint=software.hint)
     if force:
         return
-    machine = node.this_node()
-    for check in compatibility.check_gpus(release, machine.gpus, choice.benchmark):
+    for check in compatibility.check_gpus(release, node.this_node().gpus, choice.benchmark):
         if check.level == "FAIL":
             raise EncoreError(
                 f"{check.name}: {check.found}",

@@ -53,11 +53,8 @@ def best_interface(interfaces: Iterable[Interface]) -> str:
 
     Empty without a usable interface.
     """
-
-    def rank(interface: Interface) -> tuple[bool, bool, int, str]:
-        return (interface.type != INFINIBAND, not interface.is_default, -interface.megabits, interface.name)
-
-    return next((interface.name for interface in sorted(interfaces, key=rank)), "")
+    best = min(interfaces, key=lambda i: (i.type != INFINIBAND, not i.is_default, -i.megabits, i.name), default=None)
+    return best.name if best else ""
 
 
 def best_ports(ports: Iterable[Port]) -> tuple[Port, ...]:

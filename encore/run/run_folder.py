@@ -269,9 +269,8 @@ def refuse_foreign(folder: Path, trust_owner: bool = False) -> None:
         python = Path(json.loads((folder / "run.json").read_text(encoding="utf-8"))["python"]["file"])
         owner_id = python.stat().st_uid
         if owner_id not in (0, os.geteuid()):
-            owner = files.user_name(owner_id)
             raise EncoreError(
-                f"run.json names {python}, which belongs to {owner}",
+                f"run.json names {python}, which belongs to {files.user_name(owner_id)}",
                 expected="a Python that belongs to you or root",
                 hint=hint,
             )

@@ -349,8 +349,7 @@ def _seconds(states: Sequence[ExperimentState], otherwise: float) -> float | Non
 def created_at(path: Path) -> float:
     """Return a run folder's creation time from its name, else from its files."""
     with contextlib.suppress(ValueError):
-        stamp = datetime.strptime(path.name.partition("-")[0], run_folder.STAMP)
-        return stamp.replace(tzinfo=timezone.utc).timestamp()
+        return datetime.strptime(path.name.partition("-")[0], run_folder.STAMP).replace(tzinfo=timezone.utc).timestamp()
     for candidate in (path / "run.json", path):
         with contextlib.suppress(OSError):
             return candidate.stat().st_mtime
