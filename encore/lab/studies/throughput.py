@@ -181,14 +181,7 @@ def predictions(folder: Folder[Sweep], results: Sequence[Result], gpus: Sequence
     ).items():
         if len({result.point.gpus for result in measured}) < 2:
             continue
-        speeds_of = [(r.point, r.global_batch or 1, r.samples_per_second) for r in measured]
-        model = fit_steps(
-            [
-                Point(gpus=p.gpus, nodes=p.nodes, samples_per_gpu=size / p.gpus, time=size / speed.estimate)
-                for p, size, speed in speeds_of
-                if speed
-            ]
-        )
+        model = fit_steps([_point(result) for result in measured])
         per_node = max(result.point.gpus_per_node for result in measured)
         several = any(result.point.nodes > 1 for result in measured)
         batch = measured[0].global_batch or 1
@@ -206,6 +199,13 @@ def predictions(folder: Folder[Sweep], results: Sequence[Result], gpus: Sequence
         note="By the cost model of docs/scaling.md, on the number of nodes in the row, with the interval of a "
         f"measurement. Empty with fewer than two finished numbers of {unit}.",
     )
+
+
+def _point(result: Result) -> Point:
+    # A measured point as the cost model wants it: seconds per step.
+    point, batch, speed = result.point, result.global_batch or 1, result.samples_per_second
+    seconds = batch / speed.estimate if speed else 0.0
+    return Point(gpus=point.gpus, nodes=point.nodes, samples_per_gpu=batch / point.gpus, time=seconds)
 
 
 # -- releases of an image -----------------------------------------------------------------------------------------

@@ -120,8 +120,10 @@ def _bundle_members(folder: Path) -> dict[str, Path]:
         data = files.read_json(folder / "run.json").get("data", {})
         manifest = Path(str(data.get("folder"))) / DATA
         # Of the data set that was trained on, if it is there still.
-        is_there = manifest.is_file() and files.read_json(manifest).get("id") == data.get("id")
-        return {n: path for n, path in members.items() if _RUN.fullmatch(n)} | ({DATA: manifest} if is_there else {})
+        members = {name: path for name, path in members.items() if _RUN.fullmatch(name)}
+        if manifest.is_file() and files.read_json(manifest).get("id") == data.get("id"):
+            members[DATA] = manifest
+        return members
     # results/SYSTEM/BENCHMARK and systems/SYSTEM.json, as in MLPerf submissions
     system = folder.absolute().parent
     described = system.parent.parent / "systems" / f"{system.name}.json"

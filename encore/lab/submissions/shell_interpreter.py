@@ -266,7 +266,8 @@ class _Interpreter:
             if arguments and token.joined and arguments[-1].text.isdigit():
                 arguments.pop()  # redirected file descriptor
             self._at += 1 if token.text == "(" else 2
-        self._at += self._at == start
+        if self._at == start:
+            self._at += 1
         if not active or not arguments:
             return True if active else None
         if arguments[0].text == "[":
@@ -321,7 +322,8 @@ class _Interpreter:
     def _execute(self, tokens: list[Token]) -> bool | None:
         count = next((n for n, word in enumerate(tokens) if not _ASSIGNMENT.match(word.text)), len(tokens))
         if count == len(tokens):
-            self._declare("", tokens)
+            for word in tokens:
+                self._assign(word)
             return True
         program_word, rest = tokens[count], tokens[count + 1 :]
         match program_word.text:
