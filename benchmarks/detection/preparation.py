@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List
 
 from benchmarks.common.data import prepare
 from benchmarks.common.data.manifest import Add, compare, prepare_again
@@ -11,14 +11,6 @@ from benchmarks.detection.layout import ARRAYS, PARTS, array_file, images_folder
 
 BENCHMARKS = ("ssd", "maskrcnn")  # Both read the same data set; dataset.json contains the first name
 COCO = "coco2017"
-# Counts of COCO 2017. SSD's submitted logs train and evaluate on the images with annotations
-PUBLISHED = {
-    "images in train": 118287,
-    "images in val": 5000,
-    "images with annotations in train": 117266,
-    "images with annotations in val": 4952,
-    "categories": 80,
-}
 SCENES = 1000  # scenes of the toy data set to train on
 
 
@@ -27,24 +19,6 @@ def add_options(options: argparse._ArgumentGroup) -> None:
     add("--skip-flawed", action="store_true", help="skip images and objects with errors; default: reject them")
     scenes = "scenes of the toy data set to train on; default: %(default)s"
     add("--scenes", type=prepare.number(8, 10**6), default=SCENES, metavar="N", help=scenes)
-
-
-def check_counts(name: str, counts: Mapping[str, int]) -> List[Problem]:
-    """Require the published counts for the name coco2017; other names may have any counts."""
-    if name != COCO:
-        return []
-    hint = "complete the source, or give the data set another name with --name"
-    return [
-        Problem(f"{COCO} with {counts[key]:,} {key}", f"{expected:,}", hint)
-        for key, expected in PUBLISHED.items()
-        if counts[key] != expected
-    ]
-
-
-def check(directory: Path, manifest: Dict[str, Any]) -> List[Problem]:
-    """Check the counts for this name, and the lengths of the arrays."""
-    problems = list(prepare.opens("benchmarks.detection.annotations")(directory, manifest))
-    return problems or check_counts(manifest["name"], manifest["facts"]["counts"])
 
 
 def check_images(directory: Path, manifest: Dict[str, Any], quick: bool, add: Add) -> List[Problem]:
@@ -74,6 +48,6 @@ def data_set(benchmark: str) -> prepare.DataSet:
         add_options=add_options,
         writer="benchmarks.detection.writer",
         samples="benchmarks.detection.samples",
-        check=check,
+        check=prepare.opens("benchmarks.detection.annotations"),
         check_unlisted=check_images,
     )

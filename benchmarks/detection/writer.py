@@ -13,7 +13,7 @@ from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Se
 import numpy as np
 import PIL
 
-from benchmarks.common.data import source_checks
+from benchmarks.common.data import published, source_checks
 from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.files import read_facts, write_facts
 from benchmarks.common.data.images import CorruptImage, check_pixels, opened
@@ -25,7 +25,7 @@ from benchmarks.common.data.workers import Report, Workers
 from benchmarks.detection import scenes, sources, tables
 from benchmarks.detection.annotations import load
 from benchmarks.detection.layout import ARRAYS, PARTS, array_file, boxes_file, images_folder, json_file
-from benchmarks.detection.preparation import COCO, PUBLISHED, check_counts
+from benchmarks.detection.preparation import COCO
 from benchmarks.detection.tables import OUTSIDE_BY_ROUNDING, Entry, Table
 
 VERSION = "3"  # Increase it if the output changes for the same source and options; unfinished parts are then discarded
@@ -118,7 +118,8 @@ def _plan(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
             f"give {source.annotations['train']} and {source.annotations['val']} one list of categories",
         )
     if name is None:
-        is_coco = all(len(read[part].entries) == PUBLISHED[f"images in {part}"] for part in PARTS)
+        expected = published.load()[COCO]["exactly"]
+        is_coco = all(len(read[part].entries) == expected[f"facts.counts.images in {part}"] for part in PARTS)
         name = COCO if is_coco and not args.skip_flawed else args.origin.resolve().name
         name = f"{name}-own" if name == COCO and not is_coco else name
     return Task(source, read, name, args.skip_flawed, scratch, args.workers, progress)
@@ -184,15 +185,14 @@ def _first_names(names: Sequence[str]) -> str:
 
 
 def _count(task: Task, part_tables: Mapping[str, Table]) -> Dict[str, int]:
-    # Counts for dataset.json, named as in PUBLISHED, and checked for COCO
+    # Counts for dataset.json, checked for COCO
     counts = {"categories": len(part_tables["train"].categories)}
     for part, table in part_tables.items():
         counts[f"images in {part}"] = len(table.entries)
         counts[f"images with annotations in {part}"] = len(table.annotated)
         counts[f"objects in {part}"] = len(table.objects)
         counts[f"crowds in {part}"] = sum(item.crowd for item in table.objects)
-    for problem in check_counts(task.name, counts):
-        raise problem
+    published.refuse({"name": task.name, "facts": {"counts": counts}})
     return counts
 
 

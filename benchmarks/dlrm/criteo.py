@@ -16,8 +16,6 @@ from benchmarks.dlrm.blocks import COLUMNS, FIRST_TABLE, NUMBERS, WORD
 
 DAYS = 24
 TERABYTE = "criteo-1tb"
-# Samples in NVIDIA's v0.7 logs: days 0 to 22, and the first half of day 23.
-TERABYTE_ROWS = {"train": 4195197692, "val": 89137319}
 HELD_OUT = 1 / 7  # fraction of a single file that is held out: Kaggle's train.txt has seven days in order
 SUFFIXES = (".txt", ".csv", ".tsv")
 CHUNK = 8 << 20  # bytes per read

@@ -10,10 +10,10 @@ import re
 import tarfile
 import zlib
 from pathlib import Path
-from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+from benchmarks.common.data import published
 from benchmarks.common.data.problem import FAILED, Problem
-from benchmarks.resnet.prepare import check_counts
 
 Report = Callable[[int], None]
 
@@ -44,6 +44,12 @@ class Source(NamedTuple):
     @property
     def counts(self) -> Dict[str, int]:
         return {split: len(items) for split, items in self.images.items()}
+
+    @property
+    def published_fields(self) -> Dict[str, Any]:
+        """Fields of the manifest that are published for ImageNet."""
+        splits = {split: {"count": count} for split, count in self.counts.items()}
+        return {"name": self.name, "classes": self.classes, "splits": splits}
 
 
 def shuffle_key(seed: int, name: str) -> bytes:
@@ -379,7 +385,7 @@ def list_images(origin: Optional[Path], seed: int, fraction: float, report: Repo
         source = list_folders(origin, seed, fraction, report)
     check_classes(source)
     # Class folders with any name are identified as ImageNet by class names and counts.
-    is_imagenet = not check_counts("imagenet", len(source.classes), source.counts)
+    is_imagenet = not published.shortfall(source._replace(name="imagenet").published_fields)
     if is_imagenet and all(WORDNET_ID.fullmatch(name) for name in source.classes):
         source = source._replace(name="imagenet")
     # As im2rec --shuffle: a reader's shuffle buffer has a few thousand images, less than four classes of ImageNet, so

@@ -25,7 +25,7 @@ from benchmarks.common.data.recordio import (
     read_record,
     unpack,
 )
-from benchmarks.resnet.prepare import check, check_counts
+from benchmarks.resnet.prepare import check
 from encore import catalogue, data
 
 PAYLOADS = [
@@ -183,16 +183,6 @@ def test_damage_is_found(
     change(tmp_path / "data")
     quick, full = verify(tmp_path / "data", quick=True), verify(tmp_path / "data")
     assert (bool(quick), bool(full), problem in (quick or full)[0]) == (is_found_quickly, True, True)
-
-
-def test_counts_of_imagenet(tmp_path: Path) -> None:
-    assert check_counts("imagenet", 1000, {"train": 1_281_167, "val": 50_000}) == check_counts("pets", 2, {}) == []
-    facts = make(tmp_path, name="imagenet")
-    assert "data set of resnet" in manifests.verify(tmp_path, benchmark="ssd")[0].found
-    # Skipped images are counted
-    facts["splits"]["val"]["skipped"] = 49_997
-    manifests.write(facts, tmp_path)
-    assert verify(tmp_path) == ["imagenet with 2 classes", "imagenet with 3 images in train"]
 
 
 SETS = published.load()

@@ -334,7 +334,7 @@ BAD: dict[str, tuple[preparing.Files, tuple[str, ...], str]] = {
     "missing day": ({**DAYS, "day_1": None}, (), "day_1 missing below day_2"),
     "signed": (SIGNED, (), "are malformed; the first is line 1 of"),
     "nothing": ({"readme": ""}, (), "no day_0 and no train.txt"),
-    "too few rows": (SIGNED, ("--name", "criteo-1tb", "--skip-corrupt"), "4,195,197,692 + 89,137,319"),
+    "too few rows": (SIGNED, ("--name", "criteo-1tb", "--skip-corrupt"), "splits.train.count 200 for 4,195,197,692"),
     "row of train": ({"train.txt": [*LINES[:41], "x\n", *LINES[42:]]}, (), "the first is line 42 of {raw}/train.txt"),
     "row of val": ({"train.txt": [*LINES[:65], "x\n", *LINES[66:]]}, (), "the first is line 66 of {raw}/train.txt"),
     "constant labels": (

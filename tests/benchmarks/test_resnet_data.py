@@ -136,7 +136,7 @@ def imagenet(tmp_path: Path, images: Path) -> Path:
 
 def test_tars_of_imagenet_are_read(tmp_path: Path, images: Path, imagenet: Path) -> None:
     out, contents = tmp_path / "out", [(images / f"{number:02}.jpg").read_bytes() for number in range(30)]
-    assert "imagenet with 3 classes" in refused(run(imagenet, "-o", out))
+    assert "imagenet with splits.train.count 24 for 1,281,167" in refused(run(imagenet, "-o", out))
     notes(run(imagenet, "-o", out, "--name", "tiny-imagenet"))
     # Classes 1 2 3 3 2 1 of the devkit, which numbers n02084071, n01440764, n01443537
     assert (preparing.manifest(out)["classes"], sorted(records(out, "train")), records(out, "val")) == (

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any, Dict, Mapping
 
+from benchmarks.common.data.problem import Problem
+
 OWN = "own data"  # name for an unverified data set
 
 
@@ -33,6 +35,14 @@ def shortfall(manifest: Mapping[str, Any]) -> str:
     for path, digest in published.get("checksums", {}).items():
         differing += [f"{path} {_value(manifest, path)} for {digest}"] * (_value(manifest, path) != digest)
     return ", ".join(differing)
+
+
+def refuse(manifest: Mapping[str, Any]) -> None:
+    """Raise Problem where a manifest, or the fields known so far, does not match the published set with its name."""
+    text = shortfall(manifest)
+    if text:
+        hint = "complete the source, or give the data set another name with --name"
+        raise Problem(f"{manifest['name']} with {text}", "the published data set", hint)
 
 
 def _value(manifest: Mapping[str, Any], path: str) -> Any:
