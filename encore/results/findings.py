@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 from typing_extensions import NotRequired, TypedDict
 
 from encore import __version__
+from encore.results.format import printable
 
 Severity = Literal["error", "warning", "note"]
 Kind = Literal["rule", "small_data", "reading", "crash", "audit"]
@@ -186,7 +187,7 @@ def junit(results_by_path: Found) -> str:
         case = ElementTree.SubElement(suite, "testcase", classname=path.parent.as_posix(), name=path.name)
         errors = [finding for finding in findings if finding.severity == "error"]
         if errors:
-            failure = ElementTree.SubElement(case, "failure", message=_printable(_format_text(errors[0])), type="error")
+            failure = ElementTree.SubElement(case, "failure", message=printable(_format_text(errors[0])), type="error")
             failure.text = "\n".join(_format_lines(errors))
         others = [finding for finding in findings if finding.severity != "error"]
         if others:
@@ -224,9 +225,4 @@ def _format_text(finding: Finding) -> str:
 def _format_lines(findings: Sequence[Finding]) -> Iterator[str]:
     for finding in findings:
         location = f"{finding.location}: " if finding.location else ""
-        yield _printable(f"{finding.severity}: {location}{_format_text(finding)}")
-
-
-# Replace control characters, which logs may contain and XML does not allow.
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else "�" for character in text)
+        yield printable(f"{finding.severity}: {location}{_format_text(finding)}")

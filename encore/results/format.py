@@ -1,6 +1,6 @@
 """Format figures for the terminal and the report."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 def with_names(values: Mapping[str, float], style: str = ".4f") -> str:
@@ -47,6 +47,17 @@ def count_of(number: float, noun: str) -> str:
     return f"{round(number, 3):.12g} {noun}{'' if number == 1 else 's'}"
 
 
+def join_names(names: Sequence[str], most: int = 6) -> str:
+    """Format the first ``most`` names: ``a, b and 3 more``."""
+    remaining = len(names) - most
+    return ", ".join(names[:most]) + (f" and {remaining} more" if remaining > 0 else "")
+
+
 def round_of(round_: str | None, is_guess: bool) -> str:
     """Format ``v0.7``, ``v0.7?`` if guessed, ``?`` if unknown."""
     return f"{round_ or ''}{'?' if is_guess or not round_ else ''}"
+
+
+def printable(text: str, replacement: str = "�") -> str:
+    """Replace control characters, which logs may contain."""
+    return "".join(character if character.isprintable() else replacement for character in text)

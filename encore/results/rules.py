@@ -111,19 +111,6 @@ def _number(round_: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", round_)]
 
 
-def read_rounds(folder: Path = _FOLDER) -> dict[str, Round]:
-    """Read all rounds in a folder, by name, oldest first."""
-    files = sorted(folder.glob("v*.toml"), key=lambda file: _number(file.stem))
-    return {file.stem: _round(read_toml(file)) for file in files}
-
-
-def read_benchmarks(folder: Path = _FOLDER) -> dict[str, Benchmark]:
-    """Read all benchmarks in a folder, by Encore's name."""
-    tables = read_toml(folder / "benchmarks.toml")
-    sizes = {name: DataSize(**table.pop("data")) if "data" in table else None for name, table in tables.items()}
-    return {name: Benchmark(**table, data=sizes[name]) for name, table in tables.items()}
-
-
 def _round(table: dict[str, Any]) -> Round:
     def targets_in(entries: Sequence[Mapping[str, Any]]) -> tuple[Target, ...]:
         return tuple(_target(entry, table.get("relative_slack", 0.0)) for entry in entries)
@@ -158,8 +145,12 @@ def _target(entry: Mapping[str, Any], slack: float) -> Target:
     )
 
 
-_ROUNDS = read_rounds()
-_BENCHMARKS = read_benchmarks()
+_FILES = sorted(_FOLDER.glob("v*.toml"), key=lambda file: _number(file.stem))
+_ROUNDS = {file.stem: _round(read_toml(file)) for file in _FILES}  # Oldest first
+_BENCHMARKS = {
+    name: Benchmark(**{**table, "data": DataSize(**table["data"]) if "data" in table else None})
+    for name, table in read_toml(_FOLDER / "benchmarks.toml").items()
+}
 _ALIASES = {alias: name for name, benchmark in _BENCHMARKS.items() for alias in benchmark.names}
 
 ROUNDS = tuple(_ROUNDS)  # All known rounds, oldest first
@@ -183,12 +174,6 @@ def is_before(round_: str | None, other: str) -> bool:
 
 def rounds_with(dialect: str) -> frozenset[str]:
     return frozenset(name for name, round_ in _ROUNDS.items() if dialect in round_.dialects)
-
-
-def rounds_at(year: float) -> frozenset[str]:
-    """Return the rounds with logs from this time, in years such as 2026.5."""
-    spans = {name: round_.written for name, round_ in _ROUNDS.items()}
-    return frozenset(name for name, span in spans.items() if span and span[0] <= year < span[1])
 
 
 def canonical(name: str | None) -> str | None:
@@ -233,13 +218,7 @@ def targets_of(round_: str, benchmark: str, global_batch: float | None = None) -
 def rule_for(round_: str | None, benchmark: str | None, global_batch: float | None = None) -> Rule | None:
     """Return the round's requirements for the benchmark, or None if the round did not include it."""
     round_rules, info = _ROUNDS.get(round_ or ""), benchmark_of(benchmark)
-    if (
-        round_rules is None
-        or round_ is None
-        or info is None
-        or benchmark is None
-        or benchmark not in round_rules.targets
-    ):
+    if round_ is None or benchmark is None or not round_rules or not info or benchmark not in round_rules.targets:
         return None
     may_miss = info.dropped if round_rules.may_miss is None else round_rules.may_miss
     return Rule(
@@ -318,7 +297,8 @@ def find_round(
 
 def rounds_in(seconds: float) -> frozenset[str]:
     """Return the rounds whose logs were written at a Unix time."""
-    return rounds_at(1970 + seconds / _SECONDS_PER_YEAR)
+    year, spans = 1970 + seconds / _SECONDS_PER_YEAR, {name: round_.written for name, round_ in _ROUNDS.items()}
+    return frozenset(name for name, span in spans.items() if span and span[0] <= year < span[1])
 
 
 # Round in the name of the log's folder or a parent folder, known or newer; "" if none

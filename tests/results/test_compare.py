@@ -371,7 +371,7 @@ def test_properties_of_the_band(count: int, steps: int) -> None:
     mean, start = rows[1:].mean(0), steps // 2
     run, *references = [series(row, number) for number, row in enumerate(rows, 1)]
     band, reverse, same, centre = (
-        run_in_band(one, others, is_loss=True, level=LEVEL)
+        run_in_band(one, others, True, LEVEL, others, {})
         for one, others in (
             (run, references), (run, references[::-1]), (references[0], references), (series(mean), references),
         )
@@ -380,7 +380,7 @@ def test_properties_of_the_band(count: int, steps: int) -> None:
     assert reverse.half_width == pytest.approx(band.half_width)
     # A shift by three bands is found where it begins, or a fiftieth of the run later
     shifted = series(mean + 3 * max(band.half_width) * (np.arange(steps) >= start))
-    late = run_in_band(shifted, references, is_loss=True, level=LEVEL)
+    late = run_in_band(shifted, references, True, LEVEL, references, {})
     assert start < late.first.at <= start + 1 + steps / 50 + steps / len(late.at)
 
 

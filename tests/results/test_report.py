@@ -344,7 +344,7 @@ def test_generations_and_a_game_of_a_resumed_run(tmp_path: Path, recorded: Recor
     write_files(folder, {f"experiment_1/{name}.jsonl": [*lines, '{"cut off'] for name, lines in GENERATIONS.items()})
     game, table, plots = game_of(folder), generations_table(folder), generation_plots(folder)
     recorded("generations.svg", "\n".join([board_svg(game), *(plot.svg for plot in plots)]))
-    about = [game.title, game.shown_size, game.hidden_moves, last_moves(game)]
+    about = [game.title, game.shown_size, last_moves(game)]
     recorded("generations.json", [about, table.note, table.columns, *table.rows])
     assert (generations_of(None), generations_table(tmp_path), generation_plots(tmp_path)) == (({}, {}), None, [])
     files = {file.name: file.read_text("utf-8") for file in write_report(build_report([folder]), tmp_path / "out")}

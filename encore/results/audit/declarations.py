@@ -16,7 +16,7 @@ from encore.results.audit.kernels import BITS, PROFILES, Precision, read_profile
 from encore.results.logs.reader import number_of
 from encore.results.logs.run_log import RunLog
 from encore.results.published.published import System
-from encore.results.published.systems import described, family, nearest_description
+from encore.results.published.systems import family, nearest_description
 from encore.results.rules import passport_of
 from encore.results.scores.score import Score
 
@@ -39,6 +39,7 @@ def declared_values(run: RunLog) -> dict[str, object]:
     return {key: value for key, value in values.items() if value is not None}
 
 
+# Decorator: run the check on each log that declares something.
 def _for_declaring_logs(check: Callable[[Score, RunLog, dict[str, object]], Iterator[str]]) -> Check:
     def check_set(score: Score) -> Iterator[Anomaly]:
         for run in score.runs:
@@ -56,14 +57,14 @@ def _positive_int(values: Mapping[str, object], key: str) -> int | None:
 
 def accelerators(score: Score) -> tuple[System | None, int | None]:
     """Return the described system of a set, and its number of accelerators."""
-    system_file = score.folder / "system.json"
-    system = described(system_file) if system_file.is_file() else nearest_description(score.folder)
+    system = nearest_description(score.folder)
     if system is None or not system.nodes or not system.accelerators_per_node:
         return system, None
     return system, system.nodes * system.accelerators_per_node
 
 
-def _parallelism(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
+@_for_declaring_logs
+def declared_parallelism(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
     for key in (*PARALLELISM, "micro_batch_size"):
         if key in values and _positive_int(values, key) is None:
             yield f"{key} {values[key]}"
@@ -78,7 +79,8 @@ def _parallelism(score: Score, run: RunLog, values: dict[str, object]) -> Iterat
             yield f"{text} of {count} accelerators in the system description"
 
 
-def _batch(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
+@_for_declaring_logs
+def declared_batch(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
     micro, total = _positive_int(values, "micro_batch_size"), run.global_batch
     _, count = accelerators(score)
     ranks = math.prod(_positive_int(values, key) or 1 for key in PARALLELISM[:3])
@@ -91,7 +93,8 @@ def _batch(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str
         yield f"micro-batch {micro} x {count // ranks} data-parallel{times} does not match global batch {total:g}"
 
 
-def _hardware(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
+@_for_declaring_logs
+def declared_hardware(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
     system, _ = accelerators(score)
     name = family(system.accelerator if system is not None else None)
     lacks = {precision for row in table()["accelerator"] if name in row["families"] for precision in row["lacks"]}
@@ -104,13 +107,15 @@ def _hardware(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[
 # -- scripts and run folders -----------------------------------------------------------------------------------------
 
 
-def _missing_file(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
+@_for_declaring_logs
+def missing_config(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
     root, scripts = _scripts(score, values)
     if root is not None and not scripts:
         yield f"{_FILE} {values[_FILE]}, which is not below {root.name}"
 
 
-def _script(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
+@_for_declaring_logs
+def declared_script(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
     _, scripts = _scripts(score, values)
     texts = [(script, list(_contradictions(values, script))) for script in scripts]
     # If several scripts have that name, the one that ran is unknown.
@@ -162,7 +167,8 @@ def _is_same(logged: object, text: str) -> bool:
     return numbers[0] == numbers[1]
 
 
-def _run_json(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
+@_for_declaring_logs
+def declared_run(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
     number = re.search(r"\d+", run.path.name)
     evidence = passport_of(score.folder).get("evidence")
     configured = evidence.get(number[0] if number else "") if isinstance(evidence, dict) else None
@@ -171,7 +177,8 @@ def _run_json(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[
             yield f"{key} {values[key]}, {value} by the configuration in run.json"
 
 
-def _kernels(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
+@_for_declaring_logs
+def declared_kernels(score: Score, run: RunLog, values: dict[str, object]) -> Iterator[str]:
     for path, profile in _profiles(score.folder):
         for part, precision in profile.items() if not isinstance(profile, str) else ():
             logged = values.get(f"{PRECISION}{part}")
@@ -199,8 +206,3 @@ def _cached_profile(path: Path, modified: int, size: int) -> dict[str, Precision
 def unreadable_profile(score: Score) -> Iterator[Anomaly]:
     if any(map(declared_values, score.runs)):
         yield from (Anomaly(profile, path) for path, profile in _profiles(score.folder) if isinstance(profile, str))
-
-
-declared_parallelism, declared_batch, declared_hardware = map(_for_declaring_logs, (_parallelism, _batch, _hardware))
-missing_config, declared_script = map(_for_declaring_logs, (_missing_file, _script))
-declared_run, declared_kernels = map(_for_declaring_logs, (_run_json, _kernels))

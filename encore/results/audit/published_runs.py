@@ -121,20 +121,13 @@ def speed_of(
     return ((name, model), system.accelerators, statistics.median(rates)) if rates else None
 
 
-def public_speeds() -> Mapping[tuple[str, str], Sequence[PublicSpeed]]:
-    """Return the speeds of the public sets by benchmark and accelerator model."""
-    return _load_public()[2]
-
-
-def speed_range(
-    key: tuple[str, str], accelerators: int, without: str = ""
-) -> tuple[PublicSpeed | None, PublicSpeed | None]:
-    """Return the slowest and the fastest comparable public set; ``without``: name of an excluded set.
+def speed_range(key: tuple[str, str], accelerators: int) -> tuple[PublicSpeed | None, PublicSpeed | None]:
+    """Return the slowest and the fastest comparable public set with this benchmark and accelerator model.
 
     Scaling costs speed per accelerator. The slowest set has 0.5 to 2 times the accelerators; the fastest at least 0.5
     times, or the largest number published.
     """
-    speeds = [speed for speed in public_speeds().get(key, []) if speed.name != without]
+    speeds = _load_public()[2].get(key, [])
     largest = max((speed.accelerators for speed in speeds), default=0)
     large = [speed for speed in speeds if speed.accelerators >= min(accelerators / 2, largest)]
     similar = [speed for speed in speeds if accelerators / 2 <= speed.accelerators <= accelerators * 2]
@@ -142,16 +135,12 @@ def speed_range(
     return min(similar, key=rate, default=None), max(large, key=rate, default=None)
 
 
-def largest_node(model: str | None, without: str = "") -> int | None:
-    """Return the largest number of accelerators per node in the public sets with this model; None if unknown.
-
-    ``without``: start of names that are not compared, such as ``v0.7/NVIDIA/``.
-    """
+def largest_node(model: str | None) -> int | None:
+    """Return the largest number of accelerators per node in the public sets with this model; None if unknown."""
     if model is None or "TPU" in model:  # A pod may be described as one node
         return None
-    groups = (speeds for (_, speeds_model), speeds in public_speeds().items() if speeds_model == model)
-    speeds = (speed for group in groups for speed in group if not (without and speed.name.startswith(without)))
-    return max((speed.per_node for speed in speeds), default=None)
+    groups = (speeds for (_, speeds_model), speeds in _load_public()[2].items() if speeds_model == model)
+    return max((speed.per_node for group in groups for speed in group), default=None)
 
 
 def _round_values(values: Mapping[str, Sequence[float]]) -> _Values:

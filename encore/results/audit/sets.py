@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from encore.results.audit.anomalies import OFF_THE_CLOCK, Anomaly, Check, milliseconds, starting_line
-from encore.results.format import count_of
+from encore.results.format import count_of, join_names
 from encore.results.logs.run_log import RunLog
 from encore.results.logs.timing import length_of
 from encore.results.scores.score import Score
@@ -163,9 +163,8 @@ def equal_times(score: Score) -> Iterator[Anomaly]:
     timed = [(run, milliseconds(run.stop_s - run.start_s)) for run in score.runs if run.start_s and run.stop_s]
     for duration_ms, runs in grouped(timed, lambda timed_run: timed_run[1]).items():
         if len(runs) >= _LEAST_EQUAL_TIMES and duration_ms > 0 and duration_ms % 1000:
-            names = ", ".join(run.path.name for run, _ in runs[:_LEAST_EQUAL_TIMES])
-            remaining = f" and {len(runs) - _LEAST_EQUAL_TIMES} more" if len(runs) > _LEAST_EQUAL_TIMES else ""
-            yield Anomaly(f"{len(runs)} runs of {duration_ms / 1000:.3f} s: {names}{remaining}", runs[-1][0].path)
+            names = join_names([run.path.name for run, _ in runs], _LEAST_EQUAL_TIMES)
+            yield Anomaly(f"{len(runs)} runs of {duration_ms / 1000:.3f} s: {names}", runs[-1][0].path)
 
 
 # -- outliers in settings and times ------------------------------------------------------------------------------------
@@ -252,8 +251,7 @@ def skipped_numbers(score: Score) -> Iterator[Anomaly]:
         return
     gaps = sorted(set(range(min(*numbers, 1), max(numbers))) - set(numbers))
     if gaps:
-        remaining = f" and {len(gaps) - _SHOWN} more" if len(gaps) > _SHOWN else ""
-        yield Anomaly(f"no result_ file with the number {', '.join(map(str, gaps[:_SHOWN]))}{remaining}")
+        yield Anomaly(f"no result_ file with the number {join_names([*map(str, gaps)], _SHOWN)}")
 
 
 def odd_name(score: Score) -> Iterator[Anomaly]:

@@ -20,10 +20,10 @@ from typing import Literal
 from typing_extensions import TypedDict
 
 from encore.results.compare.expected import Forecast
-from encore.results.compare.nearest import How, Match, equally_near, find_submission, join_names, same_target
+from encore.results.compare.nearest import How, Match, equally_near, find_submission, same_target
 from encore.results.compare.run_set import RunSet, score_caveats, submission, use_official_scores
 from encore.results.findings import FindingJson
-from encore.results.format import count_of, figure
+from encore.results.format import count_of, figure, join_names
 from encore.results.published.systems import family
 from encore.results.rules import data_size
 from encore.results.scores.score import NOT_CONVERGED, Lack

@@ -64,7 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folders = [(root, folder) for root in options.folders for folder, _ in find_sets(root)]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         results = pool.map(_digest_folder, *zip(*folders, strict=True), chunksize=_CHUNK_SIZE) if folders else iter(())
-        digests = _fill_rounds(list(track(results, "sets", total=len(folders), console=screen)))
+        digests = list(track(results, "sets", total=len(folders), console=screen))
+    # Folders outside submissions have the round of their checkout.
+    rounds = grouped({(digest.root, digest.round) for digest in digests if digest.round}, lambda pair: pair[0])
+    only = {root: pairs[0][1] for root, pairs in rounds.items() if len(pairs) == 1}
+    digests = [digest if digest.round else replace(digest, round=only.get(digest.root, "")) for digest in digests]
     written_digests: list[_Digest] = []
     for round_ in ROUNDS:
         round_digests = [digest for digest in digests if digest.round == round_]
@@ -75,16 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not digest.round:
             screen.print(f"left out: {digest.folder}: {digest.left_out}", highlight=False, soft_wrap=True)
     return 0
-
-
-# Fill in missing rounds: folders outside submissions have the round of their checkout.
-def _fill_rounds(digests: Sequence[_Digest]) -> list[_Digest]:
-    rounds = {
-        root: {digest.round for digest in root_digests} - {""}
-        for root, root_digests in grouped(digests, lambda digest: digest.root).items()
-    }
-    only = {root: next(iter(names)) for root, names in rounds.items() if len(names) == 1}
-    return [digest if digest.round else replace(digest, round=only.get(digest.root, "")) for digest in digests]
 
 
 # Digest of the logs in one folder.

@@ -114,8 +114,20 @@ class Explanation:
 
 
 def explain(current: RunSet, baseline: RunSet) -> Explanation:
+    # Causes from the telemetry of both machines come before all other differences.
+    causes = [
+        Difference(
+            area="cause",
+            name=cause.name,
+            ours="",
+            theirs="",
+            weight=_CAUSE_WEIGHT + cause.share,
+            sentence=f"{cause.message}: {cause.share:+.1%} of the baseline time",
+        )
+        for cause in find_causes(current, baseline)
+    ]
     differences = [
-        *_causes(current, baseline),
+        *causes,
         *_scaling(current, baseline),
         *_phases(current, baseline),
         *_hyperparameters(current, baseline),
@@ -137,19 +149,6 @@ def _missing_data(current: RunSet, baseline: RunSet) -> Iterator[str]:
         }
         if missing := [name for name, value in data.items() if not value]:
             yield f"unknown for {label}: {', '.join(missing)}"
-
-
-# Causes from the telemetry of both machines come before all other differences.
-def _causes(current: RunSet, baseline: RunSet) -> Iterator[Difference]:
-    for cause in find_causes(current, baseline):
-        yield Difference(
-            area="cause",
-            name=cause.name,
-            ours="",
-            theirs="",
-            weight=_CAUSE_WEIGHT + cause.share,
-            sentence=f"{cause.message}: {cause.share:+.1%} of the baseline time",
-        )
 
 
 # Factors of the official scores, which are not part of the measured times

@@ -11,13 +11,13 @@ from enum import Enum
 from encore.errors import EncoreError
 from encore.names import unknown
 from encore.results.compare.run_set import RunSet, targets_for
+from encore.results.format import join_names
 from encore.results.logs.run_log import submitter_of
 from encore.results.published.published import PublishedResult, load_published
 from encore.results.published.systems import cells_at, family, framework_of
 from encore.results.rules import canonical
 
 _UNKNOWN_DISTANCE = 10.0
-_MAX_NAMES = 6
 
 
 class How(str, Enum):
@@ -103,11 +103,6 @@ def equally_near(run_set: RunSet, label: str) -> list[str]:
     ranked = rank(run_set)
     distances = {cell.name: _distance(run_set, cell) for cell in ranked}
     return [name for name, distance in distances.items() if name != label and distance == distances.get(label)]
-
-
-def join_names(names: list[str]) -> str:
-    remaining = len(names) - _MAX_NAMES
-    return ", ".join(names[:_MAX_NAMES]) + (f" and {remaining} more" if remaining > 0 else "")
 
 
 # If a log names its submitter, systems of that submitter come first.

@@ -23,9 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from encore.results.compare.explain import NOT_REPORTED, explain
-from encore.results.compare.nearest import join_names
 from encore.results.compare.run_set import RunSet
-from encore.results.format import count_of, percent
+from encore.results.format import count_of, join_names, percent
 from encore.results.logs.metrics import Record, lines_of, record_of
 from encore.results.logs.timing import MOST_POINTS, curve_of
 from encore.results.table import grouped
@@ -116,7 +115,7 @@ class Noise:
 
     def lines(self) -> Iterator[str]:
         same = "configuration not known" if self.settings is None else "no difference of configuration is known"
-        differing = f"configurations differ: {join_names(list(self.settings))}" if self.settings else same
+        differing = f"configurations differ: {join_names(self.settings)}" if self.settings else same
         yield f"{self.quantity} by {self.unit}, {self.tested} against {self.reference} ({differing})"
         yield from [f"  {self.note}"] if self.note else []
         for outcome, runs in grouped(self.runs, lambda run: "; ".join(self._outcomes(run))).items():
@@ -217,22 +216,21 @@ def run_in_band(
     references: Sequence[Series],
     is_loss: bool,
     level: float,
-    twins: Sequence[Series] = (),
-    bands: dict[tuple[int, ...], Rows] | None = None,
+    twins: Sequence[Series],
+    bands: dict[tuple[int, ...], Rows],
 ) -> Tested:
     """Test a run against the band of ``references``. Losses are smoothed, and their spread is pooled over nearby steps.
 
-    ``twins``: runs that it may repeat, by default the references. ``bands`` caches the half widths by common steps,
-    for further runs against the same references at the same level.
+    ``twins``: runs that it may repeat. ``bands`` caches the half widths by common steps, for further runs against the
+    same references at the same level.
     """
     finite = run.finite()
-    result = replace(_find_twin(run, twins or references, is_loss), number=run.number)
+    result = replace(_find_twin(run, twins, is_loss), number=run.number)
     steps, rows = align([finite, *(reference.finite() for reference in references)])
     if steps and is_loss:
         rows = _smooth(rows, max(1, len(steps) // _SPAN_SHARE))
     mean, half_widths = rows[1:].mean(0), np.zeros(0)
     if steps and len(references) > 1 and not result.is_identical:
-        bands = {} if bands is None else bands
         if steps not in bands:
             bands[steps] = half_width(rows[1:], len(steps) // _POOLED_SHARE if is_loss else 0, level)
         half_widths = bands[steps]

@@ -22,7 +22,7 @@ from encore.results.findings import Finding
 from encore.results.logs.run_log import RunLog
 from encore.results.logs.timing import Curve, curve_of, length_of, mean_phases, phases_of
 from encore.results.published.published import PublishedResult, System, lines_of, system_of
-from encore.results.published.systems import cells_at, described, nearest_description, rounds_system
+from encore.results.published.systems import cells_at, nearest_description, rounds_system
 from encore.results.rules import Rule, Target, is_before, passport_of, rule_for, targets_of
 from encore.results.scores.score import (
     SCALED_SINCE,
@@ -260,8 +260,7 @@ def _common_hyperparameters(runs: Sequence[RunLog]) -> dict[str, object]:
 
 
 def _hardware(score: Score, first: RunLog | None) -> System:
-    system_file = score.folder / "system.json"
-    description = described(system_file) if system_file.is_file() else nearest_description(score.folder)
+    description = nearest_description(score.folder)
     if description is not None and description.described:
         return description
     by_name = rounds_system(score.folder, score.round, first.platform if first else None)

@@ -8,7 +8,6 @@ Points are runs of the reference implementation at some global batches. A submis
 fewer epochs than the reference at its batch. If it needs fewer than the mean, its score is multiplied by the ratio.
 """
 
-import contextlib
 import functools
 import importlib.util
 import logging
@@ -76,12 +75,15 @@ def convergence_of(score: Score) -> Convergence | None:
         return None
     if len(score.runs) < 3 or any(run.division == "open" for run in score.runs):
         return None
-    ruleset = f"{score.round.removeprefix('v')}.0"
+    # Keep mlperf-logging from writing to the terminal: it logs without a handler, and so installs one.
+    root, silent = logging.getLogger(), logging.NullHandler()
+    root.addHandler(silent)
     try:
-        with _quiet_logging():
-            return _compare(score, ruleset)
+        return _compare(score, f"{score.round.removeprefix('v')}.0")
     except Exception as error:  # Any exception of the library on a log that it cannot read
         return _not_checked(score, f"mlperf-logging's checker failed on these logs: {type(error).__name__}: {error}")
+    finally:
+        root.removeHandler(silent)
 
 
 def report_of(convergence: Convergence) -> ComplianceReport:
@@ -138,17 +140,6 @@ def _outcome(score: Score, outcome: Outcome, explanation: Iterable[str], **figur
         explanation=tuple(explanation),
         **figures,
     )
-
-
-# Keep mlperf-logging from writing to the terminal: it logs without a handler, and so installs one.
-@contextlib.contextmanager
-def _quiet_logging() -> Iterator[None]:
-    root, silent = logging.getLogger(), logging.NullHandler()
-    root.addHandler(silent)
-    try:
-        yield
-    finally:
-        root.removeHandler(silent)
 
 
 def points_folder() -> Path:

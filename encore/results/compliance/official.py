@@ -14,7 +14,8 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from types import SimpleNamespace
+from typing import Any
 
 from encore.results.findings import Finding, Severity
 from encore.results.logs.reader import Event
@@ -130,6 +131,8 @@ def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -
     uses_minigo_rules = ruleset == "0.6.0" and benchmark == "minigo"
     config = f"training_{ruleset}/{'minigo' if uses_minigo_rules else 'common'}.yaml"
     original, original_yaml = mlp_compliance.enqueue_config, mlp_compliance.yaml
+    # Replacement for the yaml module: parses rule files only once
+    cached_yaml = SimpleNamespace(BaseLoader=None, load=lambda file, Loader: _load_rules(file.name))
     rejected: list[str] = []
 
     def enqueue(name: object) -> None:
@@ -144,7 +147,7 @@ def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -
     try:
         mlp_compliance.enqueued_configs.append(config)
         lines = _log_lines(events, ruleset)
-        mlp_compliance.enqueue_config, mlp_compliance.yaml = enqueue, _CachedYaml
+        mlp_compliance.enqueue_config, mlp_compliance.yaml = enqueue, cached_yaml
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             while mlp_compliance.enqueued_configs:
                 rules = _checker_folder() / mlp_compliance.enqueued_configs.pop(0)
@@ -181,15 +184,6 @@ def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -
 def _load_rules(path: str) -> Any:
     yaml = importlib.import_module("yaml")
     return yaml.load(Path(path).read_text("utf-8"), Loader=yaml.BaseLoader)
-
-
-# Replacement for the yaml module in the checker: parses rule files only once
-class _CachedYaml:
-    BaseLoader = None
-
-    @staticmethod
-    def load(file: TextIO, Loader: object) -> Any:
-        return _load_rules(file.name)
 
 
 # All words in the rule files: events with other keys are not used by any rule.

@@ -9,10 +9,9 @@ from the first to the last event. Training repeated after a resume does not coun
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from encore.files import json_objects, unix_time
@@ -46,7 +45,9 @@ def goodput_of(run: RunLog) -> Goodput | None:
     phases = phases_of(replace(run, stop_s=stop))
     if start is None or end is None or stop is None or "train_s" not in phases or end <= start:
         return None
-    records = _records(run.path)
+    experiment = experiment_of(run.path)
+    lines = json_objects(lines_of(experiment / "metrics.jsonl")) if experiment else ()
+    records = [record for record in lines if "kind" in record and isinstance(record.get("time"), int | float)]
     trained = phases["train_s"]
     # From the last record that a checkpoint kept to the first of the run that continued from it.
     lost = sum(
@@ -89,32 +90,22 @@ def _bounds(run: RunLog) -> tuple[float | None, float | None]:
     )
 
 
-def _records(log: Path) -> list[dict[str, Any]]:
-    experiment = experiment_of(log)
-    records = json_objects(lines_of(experiment / "metrics.jsonl")) if experiment else ()
-    return [record for record in records if "kind" in record and isinstance(record.get("time"), int | float)]
-
-
 def table_of(runs: Sequence[RunLog]) -> Table | None:
     """Return goodput and GPU energy per Encore run, or None without such runs."""
-    rows = tuple(_rows(runs))
+    rows = []
+    for run in runs:
+        if experiment_of(run.path) and (goodput := goodput_of(run)):
+            shares = (goodput.parts[name] / goodput.wall or None for name in PARTS[1:])
+            written = goodput.written / goodput.wall or None
+            rows.append((run.path.name, goodput.wall / 60, goodput.share, *shares, written, gpu_kilojoules(run)))
     if not rows:
         return None
     columns = ("file", "wall minutes", "goodput", *PARTS[1:], WRITTEN, "GPU energy kJ")
     return Table(
         title="Goodput",
         columns=columns,
-        rows=rows,
+        rows=tuple(rows),
         formats={"wall minutes": ".2f", **dict.fromkeys(columns[2:-1], ".1%"), "GPU energy kJ": ".1f"},
         note="Goodput: the share of the wall clock that trained; the other columns are what the rest was. GPU energy: "
         "of all nodes, between run_start and run_stop, by NVML; for information.",
     ).filled()
-
-
-def _rows(runs: Sequence[RunLog]) -> Iterator[tuple[str | float | None, ...]]:
-    for run in runs:
-        goodput = goodput_of(run) if experiment_of(run.path) else None
-        if goodput is not None:
-            shares = (goodput.parts[name] / goodput.wall or None for name in PARTS[1:])
-            written = goodput.written / goodput.wall or None
-            yield run.path.name, goodput.wall / 60, goodput.share, *shares, written, gpu_kilojoules(run)

@@ -48,7 +48,9 @@ def _values(value: object, name: str) -> dict[str, float]:
     if isinstance(value, dict):
         inner = value.get("accuracy", value.get("value", value))
         if isinstance(inner, dict):
-            return dict(_numbers(inner))
+            entries = [(key, entry) for key, entry in inner.items() if key != "epoch"][:_VALUES]
+            numbers = {str(key)[:_TEXT_LIMIT]: number_of(entry) for key, entry in entries}
+            return {key: number for key, number in numbers.items() if number is not None}
         value = inner
     number = number_of(value)
     return {} if number is None else {name[:_TEXT_LIMIT]: number}
@@ -59,13 +61,6 @@ def is_nonnumeric(event: Event) -> bool:
     if event.key != "eval_accuracy" or event.dialect != "mllog":
         return False
     return isinstance(event.value, str) or not _NAMED_VALUES & _values(event.value, "value").keys()
-
-
-def _numbers(values: Mapping[object, object]) -> Iterator[tuple[str, float]]:
-    for key, entry in [(key, entry) for key, entry in values.items() if key != "epoch"][:_VALUES]:
-        number = number_of(entry)
-        if number is not None:
-            yield str(key)[:_TEXT_LIMIT], number
 
 
 _LIMIT = 4096

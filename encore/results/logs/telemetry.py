@@ -33,23 +33,15 @@ _LEAST_SEEN = 0.9  # Smallest fraction of time with readings
 _GAP_SECONDS = 2.5  # Readings are taken every second: longer intervals are gaps with unknown energy
 
 
-def files_of(experiment: Path) -> list[Path]:
-    return sorted(experiment.glob("telemetry*.jsonl"))
-
-
 def by_node(run: RunLog) -> dict[str, list[Reading]]:
     """Return the readings per node between run_start and run_stop; empty without a clock or telemetry."""
     experiment = experiment_of(run.path)
     if experiment is None or run.start_s is None:
         return {}
-    return readings_of(experiment, run.start_s, math.inf if run.stop_s is None else run.stop_s)
-
-
-def readings_of(experiment: Path, start: float = 0.0, stop: float = math.inf) -> dict[str, list[Reading]]:
     readings_by_node: dict[str, list[Reading]] = {}
-    for path in files_of(experiment):
+    for path in sorted(experiment.glob("telemetry*.jsonl")):
         for reading in _readings(lines_of(path)):
-            if start <= reading["time"] <= stop:
+            if run.start_s <= reading["time"] <= (math.inf if run.stop_s is None else run.stop_s):
                 readings_by_node.setdefault(str(reading.get("node", path.stem)), []).append(reading)
     return {
         node: sorted(readings, key=lambda reading: float(reading["time"]))
@@ -73,7 +65,7 @@ def slow_gpu(experiment: Path, now: float) -> str:
     """
     clocks: dict[tuple[str, int], list[float]] = {}
     reasons: dict[tuple[str, int], int] = {}
-    for path in files_of(experiment):
+    for path in sorted(experiment.glob("telemetry*.jsonl")):
         for reading in _readings(lines_at_end(path, _LAST_BYTES)):
             is_recent = now - RECENT_SECONDS < float(reading["time"]) and "node" in reading
             for number, gpu in enumerate(reading.get("gpus", ()) if is_recent else ()):

@@ -276,10 +276,13 @@ def release_of(*texts: str | None) -> str | None:
 
 
 def nearest_description(folder: Path) -> System | None:
-    """Return the system of submitted logs: ``systems/<system>.json`` in or above the parent of ``results/``."""
+    """Return the system of logs: ``system.json`` of an Encore run, or ``systems/SYSTEM.json`` of a submission.
+
+    The latter is in or above the parent of ``results/``.
+    """
     parents = [folder.absolute(), *folder.absolute().parents][:_ABOVE]
-    paths = [above / "systems" / f"{system.name}.json" for system in parents[:3] for above in parents]
-    return next((described(path) for path in paths if path.is_file()), None)
+    submitted = [above / "systems" / f"{system.name}.json" for system in parents[:3] for above in parents]
+    return next((described(path) for path in (folder / "system.json", *submitted) if path.is_file()), None)
 
 
 def cells_at(folder: Path, round_: str | None, benchmark: str | None) -> list[PublishedResult]:

@@ -18,7 +18,6 @@ from encore.errors import EncoreError, ExitCode
 from encore.names import unknown
 from encore.results.audit.audit import audit_scores
 from encore.results.compare.compare import (
-    WITHIN,
     Comparison,
     ComparisonJson,
     Factor,
@@ -31,7 +30,7 @@ from encore.results.compare.run_set import RunSet, build_run_set, submission
 from encore.results.compliance.compliance import score_and_check
 from encore.results.compliance.convergence import Convergence, convergence_of, report_of
 from encore.results.findings import ComplianceReport, Finding, ReportJson
-from encore.results.format import count_of, percent, with_names
+from encore.results.format import count_of, join_names, percent, with_names
 from encore.results.logs import goodput
 from encore.results.logs import steps as rank_steps
 from encore.results.logs.metrics import experiment_of
@@ -76,7 +75,6 @@ from encore.results.table import Table, grouped
 
 SMALL = "small run"
 _DIFFERENCES = 25
-_MOST_PLACES = 6
 _TONES = {
     "reproduced": "good", "faster": "good", "slower": "bad", "not converged": "bad", "converges differently": "bad",
     "undecided": "open",
@@ -336,44 +334,7 @@ def _group_findings(run_set: RunSet, reports: Sequence[ComplianceReport]) -> Ite
     for group in sorted(groups, key=lambda group: group[0][0].label != "error"):
         locations = [file if finding.line is None else f"{file or 'line'}:{finding.line}" for finding, file in group]
         unique = [location for location in dict.fromkeys(locations) if location]
-        rest = f" and {len(unique) - _MOST_PLACES} more" if len(unique) > _MOST_PLACES else ""
-        yield group[0][0], ", ".join(unique[:_MOST_PLACES]) + rest
-
-
-def summary(sections: Sequence[Section]) -> Table:
-    return Table(
-        title="Summary",
-        columns=(
-            "run",
-            "benchmark",
-            "verdict",
-            "ratio",
-            "minutes",
-            "official",
-            "converged",
-            "check",
-            "audit",
-            "convergence",
-            "compared with",
-        ),
-        formats={"minutes": ".3f", "official": ".3f", "ratio": ".3f"},
-        rows=tuple(
-            (
-                section_.title,
-                section_.run_set.benchmark or "?",
-                section_.ruling,
-                section_.comparison.score.ratio if section_.comparison.score else None,
-                section_.run_set.raw_minutes,
-                section_.official,
-                f"{section_.run_set.converged} of {section_.run_set.runs}",
-                section_.checked,
-                section_.audited,
-                section_.converged_as,
-                section_.against if section_.against != section_.title else "",
-            )
-            for section_ in sections
-        ),
-    ).filled()
+        yield group[0][0], join_names(unique)
 
 
 def _factors(comparison: Comparison) -> Table:
@@ -471,7 +432,39 @@ class Report:
 
     @property
     def summary(self) -> Table:
-        return summary(self.sections)
+        return Table(
+            title="Summary",
+            columns=(
+                "run",
+                "benchmark",
+                "verdict",
+                "ratio",
+                "minutes",
+                "official",
+                "converged",
+                "check",
+                "audit",
+                "convergence",
+                "compared with",
+            ),
+            formats={"minutes": ".3f", "official": ".3f", "ratio": ".3f"},
+            rows=tuple(
+                (
+                    section_.title,
+                    section_.run_set.benchmark or "?",
+                    section_.ruling,
+                    section_.comparison.score.ratio if section_.comparison.score else None,
+                    section_.run_set.raw_minutes,
+                    section_.official,
+                    f"{section_.run_set.converged} of {section_.run_set.runs}",
+                    section_.checked,
+                    section_.audited,
+                    section_.converged_as,
+                    section_.against if section_.against != section_.title else "",
+                )
+                for section_ in self.sections
+            ),
+        ).filled()
 
     @property
     def tally(self) -> list[tuple[str, str, int]]:
@@ -490,7 +483,6 @@ def build_report(
     *,
     name: str | None = None,
     logs: Path | None = None,
-    within: float = WITHIN,
     baseline: str | None = None,
     study: str | None = None,
     published: str | None = None,
@@ -514,7 +506,7 @@ def build_report(
     run_sets = [build_run_set(audit.score, audit.findings) for audit in audits]
     sections = tuple(
         section(
-            compare(run_set, name, logs, within),
+            compare(run_set, name, logs),
             [reports[run.path] for run in run_set.logs],
             convergence_of(audit.score),
             is_selected=name is not None,

@@ -13,6 +13,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
+from encore.results.format import printable
 from encore.results.report.figures import Plot
 from encore.results.report.svg_plot import Panel, pad_range
 from encore.results.table import Table
@@ -139,7 +140,7 @@ _COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7")
 
 # Text that controls no terminal and turns no direction of writing, cut.
 def _printable(text: object, max_chars: int = 60) -> str:
-    return "".join(char if char.isprintable() else " " for char in str(text)[:max_chars])
+    return printable(str(text)[:max_chars], " ")
 
 
 def _jpeg(text: str) -> str:
@@ -261,7 +262,6 @@ def _colour(shape: Shape) -> str:
 GENERATIONS, EVALUATIONS, GAMES = "generations.jsonl", "evaluations.jsonl", "shown_games.jsonl"
 LETTERS = "ABCDEFGHJKLMNOPQRST"  # Board columns; I is skipped by convention
 UNIT = 28  # Pixels between board lines
-LONGEST_LIST = 12  # Moves without a stone at the end that are listed below a board
 _LIMITS = (10_000, 1 << 16)  # Largest number of lines per file, and of characters per line
 _WIDTH, _HEIGHT = 400, 296
 
@@ -316,14 +316,6 @@ class Game(BaseModel):
     @property
     def shown_size(self) -> tuple[int, int]:
         return (self.size + 2) * UNIT, (self.size + 2) * UNIT
-
-    @property
-    def hidden_moves(self) -> str:
-        """Moves without a visible stone at the end: captured, replaced, or passes."""
-        visible, numbered = set(last_moves(self).values()), enumerate(self.moves, 1)
-        listed = [f"{number} {point_name(move, self.size)}" for number, move in numbered if number not in visible]
-        rest = f" and {len(listed) - LONGEST_LIST} more" if len(listed) > LONGEST_LIST else ""
-        return ", ".join(listed[:LONGEST_LIST]) + rest
 
 
 def generations_table(folder: Path | None) -> Table | None:
@@ -415,11 +407,6 @@ def last_moves(game: Game) -> dict[int, int]:
     """Return the move number, from 1, for all points with a stone at the end."""
     numbers = {move: number for number, move in enumerate(game.moves, 1)}
     return {point: numbers[point] for point, stone in enumerate(game.stones) if stone and point in numbers}
-
-
-def point_name(move: int, size: int) -> str:
-    """Return a move as people write it, such as ``D4`` or ``pass``."""
-    return "pass" if move == size**2 else f"{LETTERS[move % size]}{size - move // size}"
 
 
 def board_svg(game: Game) -> str:

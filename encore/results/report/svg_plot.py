@@ -14,6 +14,8 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from encore.results.format import printable
+
 Point = tuple[float, float]
 Range = tuple[float, float]
 Span = tuple[float, float, float]  # x, and the lower and upper end in y
@@ -233,4 +235,4 @@ def pad_range(values: Sequence[float], share: float = 0.06) -> Range:
 
 
 def escape_text(text: str) -> str:
-    return html.escape("".join(char if char.isprintable() else "?" for char in text))
+    return html.escape(printable(text, "?"))

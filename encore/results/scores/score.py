@@ -357,20 +357,17 @@ def score_logs(folder: Path, logs: Sequence[RunLog]) -> Iterator[Score]:
         # remaining files.
         runs = next(iter(sets.values()))
         score = score_runs(folder, sorted([*runs, *strays], key=lambda run: _natural(run.path)))
-        yield replace(score, flags=(*score.flags, *_mixed_rounds_flag(logs, score.round)))
+        (first, count), *other_rounds = Counter(run.round for run in logs if run.round).most_common() or [("", 0)]
+        if other_rounds:
+            rest = ", ".join(f"{number} like {round_}" for round_, number in other_rounds)
+            text = f"{count} of {len(logs)} logs look like {first}, {rest}: scored as one set of {score.round}"
+            score = replace(score, flags=(*score.flags, Flag(text)))
+        yield score
         return
     for runs in sets.values():
         yield score_runs(folder, runs)
     if strays and not sets:
         yield score_runs(folder, strays)
-
-
-# Flag the folder if logs scored by one round look like logs from different rounds.
-def _mixed_rounds_flag(logs: Sequence[RunLog], scoring_round: str | None) -> Iterator[Flag]:
-    (first, count), *other_rounds = Counter(run.round for run in logs if run.round).most_common() or [("", 0)]
-    if other_rounds:
-        rest = ", ".join(f"{number} like {round_}" for round_, number in other_rounds)
-        yield Flag(f"{count} of {len(logs)} logs look like {first}, {rest}: scored as one set of {scoring_round}")
 
 
 def one_round(runs: Sequence[RunLog]) -> list[RunLog]:
