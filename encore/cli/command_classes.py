@@ -8,18 +8,7 @@ from typer.core import TyperCommand, TyperGroup
 _MAX_HELP = 200  # Characters of a command's description in the list of commands, which is wrapped
 
 
-def _without_types(params: list[Any]) -> list[Any]:
-    # typer prints <bool> after flags
-    for param in params:
-        if getattr(param, "is_flag", False):
-            param.metavar = ""
-    return params
-
-
 class Command(TyperCommand):
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types(super().get_params(ctx))
-
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         # The lines of examples must not be joined.
         if self.epilog:
@@ -27,9 +16,6 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types(super().get_params(ctx))
-
     def sections(self, ctx: Any) -> dict[str, Sequence[str]]:
         """Command names by section title of the help."""
         return {"Commands": self.list_commands(ctx)}

@@ -206,8 +206,7 @@ def say(screen: Console, *texts: object) -> None:
 
 def text(value: object, style: str = "") -> Text:
     """Return a text from a log without markup and control codes, which could repaint the terminal."""
-    plain = "".join(char if char.isprintable() else "?" for char in str(value))
-    return Text(plain.encode("utf-8", "replace").decode("utf-8"), style=style)
+    return Text("".join(char if char.isprintable() else "?" for char in str(value)), style=style)
 
 
 def minutes_text(value: float | None) -> str:

@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -131,10 +131,6 @@ def numbers(option: str, argument: str) -> tuple[int, ...]:
         if min(values) >= 1:
             return values
     raise EncoreError(f"{option} {argument}", expected="positive integers, such as 1,2,4", hint=f"{option} 1,2,4")
-
-
-def as_path(argument: Any) -> Path | None:
-    return None if argument is None else Path(argument)
 
 
 def given(context: typer.Context) -> set[str]:

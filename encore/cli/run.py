@@ -191,21 +191,21 @@ def run(
 
 
 def as_request(values: Mapping[str, Any]) -> planning.Request:
-    hostfile = options.as_path(values["hostfile"])
-    if values["host_list"] is not None and hostfile is not None:
+    host_list, hostfile = values["host_list"], values["hostfile"]
+    if host_list is not None and hostfile is not None:
         raise EncoreError("--hosts and --hostfile", expected="one of them", hint="leave one out")
     same = ("gpus", "nodes", "system", "runs", "seed", "drop_caches", "runtime", "image")
     return planning.Request(
         name=values["benchmark"],
         round=values["round_name"],
-        data=options.as_path(values["data_folder"]),
+        data=values["data_folder"],
         settings=tuple(values["settings"] or ()),
         environment=tuple(values["environment"] or ()),
-        hosts=hosts.read(hostfile) if hostfile else hosts.parse(values["host_list"]) if values["host_list"] else (),
+        hosts=hosts.read(hostfile) if hostfile else hosts.parse(host_list) if host_list else (),
         launcher=values["launcher"],
-        results=options.as_path(values["results"]),
-        python=options.as_path(values["python"]),
-        cluster=options.as_path(values["cluster"]),
+        results=values["results"],
+        python=values["python"],
+        cluster=values["cluster"],
         **{name: values[name] for name in same},
     )
 

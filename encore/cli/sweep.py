@@ -147,9 +147,7 @@ def _sweep(values: Mapping[str, Any]) -> Sweep:
         raise EncoreError("no benchmark or no numbers of GPUs given", expected=usage)
     points = dict.fromkeys(("gpus", "nodes", "hostfile", "launcher", "results"))
     absolute = {
-        name: path.absolute()
-        for name in ("data_folder", "cluster", "python")
-        if (path := options.as_path(values[name])) is not None
+        name: path.absolute() for name in ("data_folder", "cluster", "python") if (path := values[name]) is not None
     }
     name = catalogue.choose(values["benchmark"]).name
     return Sweep(
