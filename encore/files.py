@@ -93,11 +93,14 @@ def existing(folder: Path) -> Path:
 
 
 def plain(value: object) -> Any:
-    """Return a dataclass or model as a dictionary, or a path as text: the ``default`` of json.dumps."""
+    """Return a dataclass or model as a dictionary, or a path as text: the ``default`` of json.dumps.
+
+    Fields of dataclasses with ``repr=False`` are left out.
+    """
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     if is_dataclass(value):
-        return {f.name: getattr(value, f.name) for f in fields(value)}
+        return {f.name: getattr(value, f.name) for f in fields(value) if f.repr}
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -364,7 +364,7 @@ def shown_progress(console: Console) -> Iterator[data.OnUpdate]:
             is_due = news.done == news.total or time.monotonic() - printed.get(news.phase, 0.0) >= PLAIN_SECONDS
             if console.is_terminal and not news.note:
                 if news.phase not in tasks:
-                    tasks[news.phase] = bars.add_task(news.phase, amount="")
+                    tasks[news.phase] = bars.add_task(news.phase, total=news.total, amount="")
                 bars.update(tasks[news.phase], completed=news.done, total=news.total, amount=count)
             elif news.note or is_due:
                 printed[news.phase] = time.monotonic()

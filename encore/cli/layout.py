@@ -14,11 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
-from typing_extensions import TypedDict
 
 from encore.files import discard, plain
 from encore.results.logs.parallel import OnRead
-from encore.results.table import Cell
 from encore.results.table import Table as ResultTable
 
 MIN_WORD = 16  # Minimum width of a broken word in a narrow terminal
@@ -117,22 +115,9 @@ def print_result(table: ResultTable, least: Sequence[str] = (), name: str = "") 
         say(screen, text(table.note, "dim"))
 
 
-class TableJson(TypedDict):
-    """A table; cells are in column order."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    note: str
-
-
-def tables_as_json(tables: Iterable[ResultTable]) -> list[TableJson]:
-    return [{"title": t.title, "columns": t.columns, "rows": t.rows, "note": t.note} for t in tables]
-
-
 def put(tables: Iterable[ResultTable], as_json: bool) -> None:
     if as_json:
-        write_json("tables", tables_as_json(tables))
+        write_json("tables", list(tables))
     else:
         for table in tables:
             print_result(table)

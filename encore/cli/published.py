@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from encore.cli import options
-from encore.cli.layout import MIN_WORD, console, minutes_text, say, show, tables_as_json, text, write_json
+from encore.cli.layout import MIN_WORD, console, minutes_text, say, show, text, write_json
 from encore.errors import EncoreError
 from encore.names import unknown
 from encore.results.published.published import PublishedResult, load_published, select
@@ -123,7 +123,7 @@ def _write_table(table: Table, *, as_json: bool, as_csv: bool, as_markdown: bool
     if as_csv:
         sys.stdout.write(table.as_csv())
     elif as_json:
-        write_json("tables", tables_as_json(parts))
+        write_json("tables", parts)
     elif as_markdown:
         sys.stdout.write("\n\n".join(f"### {section.title}\n\n{section.as_markdown()}" for section in parts))
         sys.stdout.write(f"\n\n{table.note}\n")

@@ -188,7 +188,7 @@ def published() -> dict[str, Published]:
         "comparison": Published("encore compare", _comparison),
         "tables": Published(
             "encore report, encore published --table, encore list --studies, and studies",
-            _list_of("cli.layout:TableJson"),
+            _list_of("results.table:Table"),
         ),
         "report": Published("encore report -o", "results.report.report:ReportedJson"),
         "detections": Published("encore report --detections", _detections),

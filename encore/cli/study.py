@@ -11,13 +11,11 @@ from typing_extensions import TypedDict
 from encore import paths
 from encore.cli import options
 from encore.cli.layout import (
-    TableJson,
     console,
     print_result,
     put,
     say,
     show,
-    tables_as_json,
     text,
     write_json,
 )
@@ -74,14 +72,14 @@ class StudyReport(StudyJson):
     """A study that was measured."""
 
     answers: dict[str, str]  # By question
-    tables: list[TableJson]
+    tables: list[Table]
 
 
 class Page(TypedDict):
     """A page of tables."""
 
     notices: Sequence[str]
-    tables: list[TableJson]
+    tables: list[Table]
 
 
 def run(
@@ -356,7 +354,7 @@ def show_report(content: Report, output: Path | None, as_json: bool, *, printed:
     if not printed:
         return
     if as_json:
-        write_json("page", Page(notices=content.notices, tables=tables_as_json([*content.tables, *content.studies])))
+        write_json("page", Page(notices=content.notices, tables=[*content.tables, *content.studies]))
         return
     for notice in content.notices:
         say(screen, text(notice, "bold"))
@@ -386,7 +384,7 @@ def _report_study(folder: Path, as_json: bool) -> None:
     files = write_files(built, opened.path / "report")
     answers = [chapter for chapter in built.chapters if chapter.key.startswith("question")]
     if as_json:
-        tables = tables_as_json([table for answer in answers for table in answer.tables])
+        tables = [table for answer in answers for table in answer.tables]
         sentences = {
             question.text: answer.sentence for question, answer in zip(opened.study.questions, answers, strict=True)
         }

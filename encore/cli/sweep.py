@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from encore import catalogue, paths
 from encore.cli import options
-from encore.cli.layout import TableJson, console, ignore_closed_output, put, show, tables_as_json, write_json
+from encore.cli.layout import console, ignore_closed_output, put, show, write_json
 from encore.cli.progress_display import RunView
 from encore.cli.run import as_request, hooks, refuse_with_resume
 from encore.configuration import describe_scale
@@ -20,6 +20,7 @@ from encore.lab.studies import sweep as sweeps
 from encore.lab.studies.folder import Folder
 from encore.lab.studies.sweep import GridPoint, HooksOf, Sweep
 from encore.machine import node
+from encore.results.table import Table
 from encore.run import evaluate, planning, run_folder
 from encore.run.run_folder import RunFolder
 from encore.run.runner import Hooks
@@ -37,7 +38,7 @@ class Swept(TypedDict):
     """A finished sweep."""
 
     study: str  # Sweep folder
-    tables: list[TableJson]
+    tables: list[Table]
 
 
 def sweep(
@@ -201,7 +202,7 @@ def _report(screen: Console, study: Folder[Sweep], predict: tuple[int, ...], as_
     runs = [study.run_of(result.point) for result in results if result.state == "done"]
     files = throughput.write(study, results, tables) if runs else []
     if as_json:
-        write_json("sweep", Swept(study=str(study.path), tables=tables_as_json(tables)))
+        write_json("sweep", Swept(study=str(study.path), tables=list(tables)))
         return
     put(tables, as_json=False)
     for standing in dict.fromkeys(evaluate.standing(run) for run in runs if run is not None):

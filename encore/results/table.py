@@ -6,7 +6,9 @@ import csv
 import io
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+from pydantic import Field
 
 Cell = str | float | int | None
 Item = TypeVar("Item")
@@ -15,14 +17,14 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table to be written in any form; a cell of None is empty."""
+    """A table; cells are in column order, and None is an empty cell."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
-    # Number formats by column, such as ".3f"; default as in ``cell_text``
-    formats: Mapping[str, str] = field(default_factory=dict)
+    # Number formats by column, such as ".3f"; default as in ``cell_text``. Not in JSON.
+    formats: Annotated[Mapping[str, str], Field(exclude=True)] = field(default_factory=dict, repr=False)
 
     def texts(self, row: tuple[Cell, ...]) -> list[str]:
         return [
