@@ -142,16 +142,14 @@ def bench(
 
 
 def _bench(request: planning.Request, counts: tuple[str, ...], as_json: bool) -> None:
-    screen = layout.console(stderr=as_json)
-    with data.shown_progress(screen) as on_update:
-        result = cast(Benched, programs.measure(request, "{module}.bench", counts, screen.print, on_update))
+    result = cast(Benched, _measure(request, "{module}.bench", counts, as_json))
     gpus = node.gpus() if result["device"] == "gpu" else ()
     if gpus and (sheet := peaks.peak_of(gpus[0].name, result["precision"])):
         result["sheet_flops_per_second"], result["sheet_source"] = sheet
     if as_json:
         layout.write_json("bench", result)
         return
-    speed = f"{result.get('unit', 'samples')}/s"
+    screen, speed = layout.console(), f"{result.get('unit', 'samples')}/s"
     bare = result["measured"]["bare"]["median"]
     rows = (
         (
@@ -169,20 +167,18 @@ def _bench(request: planning.Request, counts: tuple[str, ...], as_json: bool) ->
 
 # Without a GPU, the toy configuration is measured: its speed is shown, and not projected.
 def _project(request: planning.Request, speed_text: str | None, counts: tuple[str, ...], as_json: bool) -> None:
-    submitted, screen, gpus = extensions.load("bench --project")(request), layout.console(stderr=as_json), node.gpus()
+    submitted, gpus = extensions.load("bench --project")(request), node.gpus()
     if speed_text is not None:
         speed = submitted.parse_speed(speed_text)
     else:
         settings = submitted.settings_for(gpus, request.settings) if gpus else request.settings
         on_one = replace(request, settings=settings, system=request.system if gpus else None)
-        with data.shown_progress(screen) as on_update:
-            result = programs.measure(on_one, "{module}.bench", counts, screen.print, on_update)
-        speed = submitted.read_bench(result, gpus)
+        speed = submitted.read_bench(_measure(on_one, "{module}.bench", counts, as_json), gpus)
     projected = submitted.project(speed)
     if as_json:
         layout.write_json("projection", projected)
         return
-    title = f"{projected['published']} from one GPU"
+    screen, title = layout.console(), f"{projected['published']} from one GPU"
     layout.show(screen, title, ("quantity", "value", "90 % interval"), _projection_rows(projected))
     if projected["note"]:
         screen.print(projected["note"])
@@ -295,7 +291,10 @@ def _counted(request: planning.Request, arguments: tuple[str, ...], as_json: boo
             expected=f"a benchmark in {framework_name}: {', '.join(supported)}",
             hint="compare the kernels with Nsight Systems: encore study report --help",
         )
+    return _measure(request, "benchmarks.common.checks.roofline {module}", arguments, as_json)
+
+
+def _measure(request: planning.Request, program: str, arguments: tuple[str, ...], as_json: bool) -> dict[str, Any]:
     screen = layout.console(stderr=as_json)
     with data.shown_progress(screen) as on_update:
-        program = "benchmarks.common.checks.roofline {module}"
         return programs.measure(request, program, arguments, screen.print, on_update)
