@@ -2,7 +2,7 @@
 
 import html
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -17,16 +17,15 @@ LEAST_PAIRS = 300  # from which it is told from an accident
 MOST_UNKNOWN = 0.1
 
 
-def _keys(pairs: Pairs) -> Callable[[np.ndarray], List[Optional[bytes]]]:
-    def keys(indices: np.ndarray) -> List[Optional[bytes]]:
-        pair_keys: List[Optional[bytes]] = []
-        for index in indices.tolist():
-            source, target = pairs.source[index], pairs.target[index]
-            is_short = 0 < len(source) + len(target) <= SHORT
-            pair_keys.append(None if is_short else sample_checks.key(source, target) if len(target) else b"")
-        return pair_keys
+def _key(pairs: Pairs, index: int) -> Optional[bytes]:
+    source, target = pairs.source[index], pairs.target[index]
+    if 0 < len(source) + len(target) <= SHORT:
+        return None
+    return sample_checks.key(source, target) if len(target) else b""
 
-    return keys
+
+def _part(pairs: Pairs) -> sample_checks.Part:
+    return sample_checks.Part(len(pairs), lambda indices: [_key(pairs, index) for index in indices.tolist()])
 
 
 def letters(text: str) -> str:
@@ -36,12 +35,9 @@ def letters(text: str) -> str:
 
 def _same(data: DataSet, sentences: Sequences, lines: Sequence[str]) -> Dict[int, bool]:
     # Whether a sentence's tokens match the line's text, by index; unknown tokens differ.
-    right = {}
-    for index in sample_checks.spread(len(sentences), 500).tolist():
-        ids = sentences[index].tolist()
-        if UNK not in ids:
-            right[index] = letters(data.vocabulary.joined(ids)) == letters(lines[index])
-    return right
+    ids = {index: sentences[index].tolist() for index in sample_checks.spread(len(sentences), 500).tolist()}
+    joined = ((index, data.vocabulary.joined(tokens)) for index, tokens in ids.items() if UNK not in tokens)
+    return {index: letters(text) == letters(lines[index]) for index, text in joined}
 
 
 def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
@@ -70,7 +66,4 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
             expected = "the same order and the vocabulary that made the tokens"
             yield from sample_checks.agreement(_same(data, sentences, lines), problem, expected, least=0.5)
 
-    parts = {"train": data.train, "test": data.test}
-    return sample_checks.View(
-        {name: sample_checks.Part(len(pairs), _keys(pairs)) for name, pairs in parts.items()}, extra_checks=own
-    )
+    return sample_checks.View({"train": _part(data.train), "test": _part(data.test)}, extra_checks=own)

@@ -127,7 +127,8 @@ class Subtokens:
         return [id_ for token in split_tokens(line) for id_ in self._cached(token)]
 
     def _ids_of_token(self, token: str) -> Tuple[int, ...]:
-        escaped = self._escape(token)
+        plain = token.replace("\\", "\\\\").replace("_", "\\u")
+        escaped = "".join(mark if mark in self._alphabet else f"\\{ord(mark)};" for mark in plain) + "_"
         ids, start = [], 0
         while start < len(escaped):
             for end in range(min(len(escaped), start + self._longest), start, -1):
@@ -139,10 +140,6 @@ class Subtokens:
             ids.append(id_)
             start = end
         return tuple(ids)
-
-    def _escape(self, token: str) -> str:
-        plain = token.replace("\\", "\\\\").replace("_", "\\u")
-        return "".join(mark if mark in self._alphabet else f"\\{ord(mark)};" for mark in plain) + "_"
 
 
 @lru_cache(maxsize=1 << 16)

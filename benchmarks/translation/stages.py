@@ -8,7 +8,7 @@ at the end, which marks the block as done.
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -25,11 +25,6 @@ RAW, TOKENIZED, SPLIT, WHOLE = "raw", "tokenized", "split", "whole"
 CHUNK = 8 << 20  # bytes per read
 
 
-class Cleaning(NamedTuple):
-    longest: int  # maximum words per side
-    latin: bool = False  # leave out pairs with characters outside of Latin-1 (scripts/filter_dataset.py, GNMT v0.7)
-
-
 class Block(NamedTuple):
     part: str
     paths: Tuple[str, str]
@@ -40,7 +35,8 @@ class Block(NamedTuple):
     stem: str  # path of the output files without suffix
     form: str
     languages: Tuple[str, str]
-    cleaning: Optional[Cleaning]  # None for sentences that must not be dropped
+    longest: int  # maximum words per side of a training pair
+    latin: bool  # drop training pairs with characters outside of Latin-1 (scripts/filter_dataset.py, GNMT v0.7)
 
     def path(self, name: str) -> Path:
         return Path(f"{self.stem}.{name}")
@@ -136,11 +132,11 @@ def _unfit(pair: Sequence[Sequence[str]], block: Block) -> str:
     # Return the reason for dropping a pair, or "kept".
     if not all(pair):
         return "empty"
-    if block.cleaning is None:
+    if block.part == "test":
         return "kept"
-    if any(sum(not token.endswith(JOIN) for token in tokens) > block.cleaning.longest for tokens in pair):
+    if any(sum(not token.endswith(JOIN) for token in tokens) > block.longest for tokens in pair):
         return "long"
-    if block.cleaning.latin and any(ord(mark) > 255 for tokens in pair for token in tokens for mark in token):
+    if block.latin and any(ord(mark) > 255 for tokens in pair for token in tokens for mark in token):
         return "foreign"
     return "kept"
 

@@ -72,7 +72,7 @@ def join_bpe(tokens: Iterable[str]) -> str:
 def join_subtokens(tokens: Iterable[str]) -> str:
     """Join subtokens: ``_`` ends a token, a backslash escapes, a space is between two words (tensor2tensor)."""
     text, was_word = "", False
-    for token in _unescaped(tokens):
+    for token in filter(None, map(_unescape, "".join(tokens).split("_"))):
         is_word = unicodedata.category(token[0])[0] in "LN"
         text += f" {token}" if was_word and is_word else token
         was_word = is_word
@@ -88,10 +88,6 @@ def join_as_submitted(tokens: Iterable[str]) -> str:
     for apart, together in _SPACED:
         text = text.replace(apart, together)
     return text.strip()
-
-
-def _unescaped(tokens: Iterable[str]) -> List[str]:
-    return [_unescape(token) for token in "".join(tokens).split("_") if token and _unescape(token)]
 
 
 def _unescape(token: str) -> str:

@@ -4,7 +4,7 @@ import argparse
 import hashlib
 from collections import Counter
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
@@ -32,7 +32,7 @@ from benchmarks.translation import (
     vocabulary,
     wmt,
 )
-from benchmarks.translation.stages import BLOCK_LINES, RAW, SPLIT, WHOLE, Block, Cleaning
+from benchmarks.translation.stages import BLOCK_LINES, RAW, SPLIT, WHOLE, Block
 
 VERSION = "1"  # increase it if the output for the same source and options changes: unfinished parts are then rewritten
 ROOM_FACTOR = 8  # maximum bytes written per byte of text: original, clean and split text, and ids
@@ -40,7 +40,6 @@ MOST_WORDS = 1 << 20  # no word limit: with subtokens only the training limits t
 
 
 REASONS = {"empty": "empty", "long": "too long", "foreign": "outside of Latin-1"}
-SAMPLE_LINES = 2000  # lines that are split again to check whether the codes match
 # Mean tokens per word: codes learned from the text give fewer than two, codes for another script one per letter.
 MOST_PARTS = 3.0
 MOST_UNKNOWN = 0.05  # maximum fraction of unknown tokens
@@ -93,7 +92,12 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     check_unknown(task.blocks, progress)
     entries = len(vocabulary.read(scratch / VOCABULARY))
     tokens = {part: _write_arrays(task.part(part), scratch, entries) for part in PARTS}
-    _write_texts(task, scratch)
+    for side, name in enumerate((SOURCES, REFERENCES)):
+        # The lines of the test part, for BLEU.
+        with (scratch / name).open("w", encoding="utf-8", newline="\n") as file:
+            for line in chain.from_iterable(stages.read_lines(block, side) for block in task.part("test")):
+                words = line.split()
+                file.write((vocabulary.join_bpe(words) if source.form == SPLIT else " ".join(words)) + "\n")
     if source.corpus == "wmt16" and source.form != WHOLE:
         how["differs_from_submitted"] = compare_with_submitted(task.blocks, progress)
     counts = {part: sum(block.facts("clean")["kept"] for block in task.part(part)) for part in PARTS}
@@ -142,13 +146,12 @@ def plan(source: sources.Source, args: argparse.Namespace, scratch: Path, pool: 
     longest = args.longest or (MOST_WORDS if source.form == WHOLE else segment.LONGEST)
     blocks: List[Block] = []
     for part, part_corpora in corpora.items():
-        cleaning = Cleaning(longest, source.latin) if part == "train" else None
         for corpus in part_corpora:
             for first, lines, begins in _aligned(corpus, add):
                 stem = str(scratch / f"{part}-{len(blocks):05}")
                 texts = str(corpus.source.path), str(corpus.target.path)
                 names = str(corpus.source), str(corpus.target)
-                how = source.form, source.languages, cleaning
+                how = source.form, source.languages, longest, source.latin
                 blocks.append(Block(part, texts, names, begins, first, lines, stem, *how))
     return Task(source, tuple(blocks), scratch, pool)
 
@@ -189,8 +192,6 @@ def _split(task: Task, args: argparse.Namespace) -> Dict[str, Any]:
         codes = segment.learn_codes(word_counts, args.merges, report)
     with in_one_step(scratch / CODES) as file:
         file.write(codes.encode())
-    if given_codes and source.form == SPLIT:
-        check_split(given_codes, task.part("train")[0])
     tokens: Counter[str] = Counter()
     split = str.split if source.form == SPLIT else segment.bpe(codes)
     for word, count in word_counts.items():
@@ -219,15 +220,6 @@ def _write_arrays(blocks: Sequence[Block], scratch: Path, entries: int) -> List[
                     lengths.append(arrays[f"{side}_lengths"])
         write_array(scratch / f"{stem}_offsets.npy", np.concatenate(lengths).cumsum(dtype="<i8"))
     return tokens
-
-
-def _write_texts(task: Task, scratch: Path) -> None:
-    # Write the lines of the test part for BLEU.
-    for side, name in enumerate((SOURCES, REFERENCES)):
-        with (scratch / name).open("w", encoding="utf-8", newline="\n") as file:
-            for line in chain.from_iterable(stages.read_lines(block, side) for block in task.part("test")):
-                tokens = line.split()
-                file.write((vocabulary.join_bpe(tokens) if task.source.form == SPLIT else " ".join(tokens)) + "\n")
 
 
 # -- checks of the text -------------------------------------------------------------------------------------
@@ -278,22 +270,6 @@ def check_overlap(test: Sequence[Block], train: Sequence[Block], allowed: bool, 
     return source_checks.overlap(named_pairs, pairs(train), "pairs", allowed, progress)
 
 
-def check_split(codes: Path, block: Block) -> None:
-    # Reject codes that split words differently from the given text.
-    encode = segment.bpe(codes.read_text(encoding="utf-8"))
-    for text in chain.from_iterable(islice(stages.read_pairs(block.path("clean")), SAMPLE_LINES)):
-        old, new = text.split(), encode(vocabulary.join_bpe(text.split()))
-        if new != old:
-            mismatch = next((index for index, pair in enumerate(zip(old, new)) if pair[0] != pair[1]), 0)
-            raise Problem(
-                f"{codes} splits into {' '.join(new[mismatch : mismatch + 3])!r} what is "
-                f"{' '.join(old[mismatch : mismatch + 3])!r} of "
-                f"{Path(block.names[0]).name} or {Path(block.names[1]).name}",
-                "the codes with which the text was split",
-                "pass them with --codes, or remove the file of codes from the folder",
-            )
-
-
 def check_foreign_codes(codes: Path, tokens: Mapping[str, int], word_counts: Mapping[str, int]) -> None:
     """Reject codes that split words into many tokens: they are for another language or kind of text."""
     parts = sum(tokens.values()) / sum(word_counts.values())
@@ -309,10 +285,8 @@ def check_unknown(blocks: Sequence[Block], progress: Progress) -> None:
     """Report test tokens that do not occur in training; reject a vocabulary with too many unknown tokens in a part."""
     for part in PARTS:
         facts_of_blocks = [block.facts("encode") for block in blocks if block.part == part]
-        unknown, tokens = (
-            sum(block_facts["unknown"] for block_facts in facts_of_blocks),
-            sum(sum(block_facts["tokens"]) for block_facts in facts_of_blocks),
-        )
+        unknown = sum(facts["unknown"] for facts in facts_of_blocks)
+        tokens = sum(sum(facts["tokens"]) for facts in facts_of_blocks)
         text = f"{unknown:,} of {tokens:,} tokens of the {part} part are not in the vocabulary"
         if unknown > MOST_UNKNOWN * tokens:
             raise Problem(text, f"at most {MOST_UNKNOWN:.0%}", "use the vocabulary and the codes of this text")

@@ -60,10 +60,6 @@ def _dump(path: Path) -> list[Any]:
     return [page for span in wikipedia.cut(path) for page in wikipedia.read(path, *span, Counter(), _ignore)]
 
 
-def _sums(path: Path) -> dict[str, str]:
-    return wmt.listed_sums(path.parent)
-
-
 def _tensors(path: Path) -> Any:
     # Next to a file with a tensor
     safetensors.write(path.with_name("one.safetensors"), {"a": np.ones(2)})
@@ -213,7 +209,6 @@ DAMAGED: dict[tuple[Read, str], dict[bytes | str, str]] = {
         "'the_'\n'the_'\n": "line 2: \"'the_'\" again",
     },
     (wmt.read_sgm, "a.sgm"): {"nothing": "has no <seg>"},
-    (_sums, "MD5SUMS"): {"\nMD5 (a.tgz) = 1\n": "line 2"},
 }
 
 

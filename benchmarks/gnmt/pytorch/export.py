@@ -134,15 +134,8 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Parts:
     decoder = serving.without(network, "encoder")
     # Chunked attention is a loop: the length would be a constant in the export.
     decoder.decoder.attention.weigh = attention.plain
-    return Parts(
-        {"encoder": _encoder(encoder, network, data), "decoder": _decoder(config, decoder, network)},
-        lambda infer: evaluate(config, data, infer),
-    )
-
-
-def _encoder(exported: GNMT, network: GNMT, data: DataSet) -> Subject:
-    return Subject(
-        model=Encoder(exported).eval(),
+    encoding = Subject(
+        model=Encoder(encoder).eval(),
         inputs=(serving.SOURCE,),
         outputs=ENCODED,
         example=(np.ones((2, 5), np.int64),),
@@ -150,14 +143,11 @@ def _encoder(exported: GNMT, network: GNMT, data: DataSet) -> Subject:
         preprocessing=serving.preprocessing(data, source_bos=True),
         original=inferring(Encoder(network)),
     )
-
-
-def _decoder(config: Config, exported: GNMT, network: GNMT) -> Subject:
     encoded = np.zeros((2, 5, config.width), np.float32)
     state = np.zeros((2, 3, config.layers, config.width), np.float32)
     inputs = (serving.TOKENS, serving.SOURCE, *ENCODED, *STATE)
-    return Subject(
-        model=Step(exported).eval(),
+    decoding = Subject(
+        model=Step(decoder).eval(),
         inputs=inputs,
         outputs=STEP,
         example=(np.ones((2, 3), np.int64), np.ones((2, 5), np.int64), encoded, encoded, state, state),
@@ -175,6 +165,7 @@ def _decoder(config: Config, exported: GNMT, network: GNMT) -> Subject:
         original=training_step(network),
         shown=serving.SHOWN_STEP,
     )
+    return Parts({"encoder": encoding, "decoder": decoding}, lambda infer: evaluate(config, data, infer))
 
 
 if __name__ == "__main__":

@@ -61,22 +61,17 @@ class Encoder(nn.Module):
     def forward(self, embedded: torch.Tensor, lengths: torch.Tensor, dropout: Dropout) -> torch.Tensor:
         # (S, B, width) from ``embedded`` (S, B, width). Outputs at padding positions are independent of the sentence.
         x = dropout.of_embedding(embedded)
-        x = dropout(torch.cat(self._both_directions(x, lengths), 2))
-        x = run(self.layers[0], x)
-        for layer in self.layers[1:]:
-            x = x + run(layer, dropout(x))
-        return x
-
-    def _both_directions(self, x: torch.Tensor, lengths: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         # Not len(x), which would be a constant in an export.
         positions = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
         is_inside = positions < lengths
         # Reverse the sentences; padding stays at the end.
         order = torch.where(is_inside, lengths - 1 - positions, positions)
-        forwards = run(self.forwards, x)
-        backwards = reverse(run(self.backwards, reverse(x, order)), order)
+        both = run(self.forwards, x), reverse(run(self.backwards, reverse(x, order)), order)
         mask = is_inside.unsqueeze(2)
-        return forwards * mask, backwards * mask
+        x = run(self.layers[0], dropout(torch.cat([direction * mask for direction in both], 2)))
+        for layer in self.layers[1:]:
+            x = x + run(layer, dropout(x))
+        return x
 
 
 def run(layer: nn.LSTM, x: torch.Tensor) -> torch.Tensor:
@@ -86,11 +81,6 @@ def run(layer: nn.LSTM, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", enabled=False):
             return layer(x.float())[0]
     return layer(x)[0]
-
-
-def wide(x: torch.Tensor) -> torch.dtype:
-    # Return float32, or the type of ``x`` if it is wider: for values that must not be rounded to fp16.
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 def reverse(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
@@ -233,7 +223,9 @@ class Decoding:
             above = self._advance(number, layer, torch.cat((x, context), 2))
             x = above if number == 1 else x + above
         logits = self._network.classifier(x)
-        return functional.log_softmax(logits, dim=2, dtype=wide(logits)), weights
+        # In float32 at least: probabilities must not be rounded to fp16.
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        return functional.log_softmax(logits, dim=2, dtype=wide), weights
 
     def _advance(self, number: int, layer: nn.LSTM, x: torch.Tensor) -> torch.Tensor:
         self.states[number] = self._cell(layer, x, *self.states[number])

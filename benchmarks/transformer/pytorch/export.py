@@ -152,18 +152,12 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Parts:
     data = open_data(folder)
     network = Network(config, data.vocabulary.padded(config.vocabulary_multiple)).eval()
     network.load_state_dict(saved["network"])
-    return Parts(
-        {"encoder": _encoder(network, data), "decoder": _decoder(config, network)},
-        lambda infer: evaluate(config, data, infer),
-    )
 
-
-def _encoder(network: Network, data: DataSet) -> Subject:
     def original(source: torch.Tensor) -> torch.Tensor:
         return stack(network.memories(network.encode(source, mask_of(source))))
 
     unused = [f"decoder.{layer}.{name}" for layer in range(len(network.decoder)) for name in STEP_PARTS]
-    return Subject(
+    encoding = Subject(
         model=Encoder(serving.without(network, "decoder_norm", *unused)).eval(),
         inputs=(serving.SOURCE,),
         outputs=(MEMORY,),
@@ -172,12 +166,8 @@ def _encoder(network: Network, data: DataSet) -> Subject:
         preprocessing=serving.preprocessing(data, source_bos=False),
         original=inferring(original),
     )
-
-
-def _decoder(config: Config, network: Network) -> Subject:
-    head = (config.layers, 2, config.heads)
-    width = config.width // config.heads
-    return Subject(
+    head, width = (config.layers, 2, config.heads), config.width // config.heads
+    decoding = Subject(
         model=Step(serving.without(network, "encoder", "encoder_norm")).eval(),
         inputs=(serving.TOKENS, serving.SOURCE, MEMORY, CACHE),
         outputs=(serving.LOG_PROBABILITIES, ADDED),
@@ -207,6 +197,7 @@ def _decoder(config: Config, network: Network) -> Subject:
         original=training_step(network),
         shown=serving.SHOWN_STEP,
     )
+    return Parts({"encoder": encoding, "decoder": decoding}, lambda infer: evaluate(config, data, infer))
 
 
 if __name__ == "__main__":

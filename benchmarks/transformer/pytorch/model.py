@@ -98,23 +98,6 @@ def plain_attention(
     return functional.dropout(weights, dropout) @ value if dropout else weights @ value
 
 
-def fused_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Mask, dropout: float, causal: bool
-) -> torch.Tensor:
-    # The same by PyTorch's operator, since 2.0.
-    return functional.scaled_dot_product_attention(query, key, value, mask, dropout, causal)
-
-
-def attention_of(config: Config) -> str:
-    # Return the attention selected by "auto": fused if PyTorch has it.
-    has_fused = hasattr(functional, "scaled_dot_product_attention")
-    if config.attention == "fused" and not has_fused:
-        raise choices.UnavailableError(f"PyTorch {torch.__version__} has no fused attention: set attention=plain")
-    backend = ("fused" if has_fused else "plain") if config.attention == "auto" else config.attention
-    choices.record("attention", backend)
-    return backend
-
-
 class Attention(nn.Module):
     # Multi-head attention on projected queries, keys and values; projections of the same input are one GEMM.
 
@@ -123,7 +106,9 @@ class Attention(nn.Module):
         super().__init__()
         width, bias = config.width, config.attention_bias
         self.heads, self.dropout = config.heads, config.attention_dropout
-        self.attend = fused_attention if attention_of(config) == "fused" else plain_attention
+        is_plain = config.attention == "plain"
+        choices.record("attention", "plain" if is_plain else "fused")
+        self.attend = plain_attention if is_plain else functional.scaled_dot_product_attention
         if cross_attention:
             self.query, self.memory = linear(width, 1, bias, width), linear(width, 2, bias, width)
         else:
@@ -368,9 +353,11 @@ class Network(nn.Module):
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         config = self.config
-        rows = packed_rows(batch) if config.packed else None
+        rows = batch.source_rows, batch.rows
+        filled = sum(map(len, rows)) / (batch.source.numel() + batch.target_in.numel())
+        packed = rows if config.packed and filled <= MAX_DENSITY else None
         with pytorch.autocast(batch.source.device, config.precision):
-            hidden = self(batch.source, batch.target_in, rows=rows).view(-1, config.width)
+            hidden = self(batch.source, batch.target_in, rows=packed).view(-1, config.width)
             targets = batch.target_out.flatten()
             smoothing, chunk = config.label_smoothing, config.loss_chunk or None
             return smoothed_loss(hidden, self.table.weight, None, targets, smoothing, chunk, batch.rows, self.row_loss)
@@ -386,13 +373,6 @@ class Network(nn.Module):
     def log_probabilities(self, hidden: torch.Tensor) -> torch.Tensor:
         # (..., vocabulary) of the decoder's last hidden states (..., width), normalized.
         return functional.log_softmax(functional.linear(hidden, self.table.weight).float(), dim=-1)
-
-
-def packed_rows(batch: Batch) -> Optional[Tuple[torch.Tensor, torch.Tensor]]:
-    # Return the indices of the tokens of source and target, or None for a batch with hardly any padding.
-    rows = batch.source_rows, batch.rows
-    filled = sum(map(len, rows)) / (batch.source.numel() + batch.target_in.numel())
-    return rows if filled <= MAX_DENSITY else None
 
 
 def mask_of(source: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ smaller token come first, on all devices, and a sentence's result is independent
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
@@ -143,7 +144,9 @@ def search(
     for position in range(alive.tokens.shape[2]):
         probabilities, attention = step(last, position, state)
         if rules.coverage is not None and attention is not None:
-            alive = _attend(alive, attention)
+            # Accumulate the attention of the next token; finished hypotheses lack a next token.
+            new = attention.float().view(*alive.scores.shape, -1).masked_fill(alive.ended[:, :, None], 0)
+            alive = alive._replace(attention=new if alive.attention is None else alive.attention + new)
         alive, source, done = grow(alive, best, _costs(probabilities, alive, position, rules), position, rules)
         active = (~done).nonzero(as_tuple=True)[0]
         if len(active) == 0:
@@ -153,7 +156,8 @@ def search(
         if len(active) < len(done):
             alive = alive.keep(active)
         last = alive.tokens[:, :, position].reshape(-1)
-    return [_until_end(tokens) for tokens in best.tokens.tolist()]
+    # The tokens before the first EOS or PAD.
+    return [list(takewhile(lambda token: token not in (EOS, PAD), tokens)) for tokens in best.tokens.tolist()]
 
 
 def _initial_state(batch: int, beam: int, limits: torch.Tensor) -> Tuple[_Hypotheses, _Best]:
@@ -172,12 +176,6 @@ def _initial_state(batch: int, beam: int, limits: torch.Tensor) -> Tuple[_Hypoth
         counts[:, 0],
     )
     return alive, _Best(scores.new_full((batch,), NEVER), alive.tokens[:, 0].clone())
-
-
-def _attend(alive: _Hypotheses, attention: torch.Tensor) -> _Hypotheses:
-    # Accumulate the attention of the next token; finished hypotheses lack a next token.
-    new = attention.float().view(*alive.scores.shape, -1).masked_fill(alive.ended[:, :, None], 0)
-    return alive._replace(attention=new if alive.attention is None else alive.attention + new)
 
 
 def _costs(log_probabilities: torch.Tensor, alive: _Hypotheses, position: int, rules: Rules) -> torch.Tensor:
@@ -247,8 +245,3 @@ def _continued(
     tokens = alive.tokens.gather(1, source[:, :, None].expand_as(alive.tokens))
     tokens[:, :, position] = token
     return alive._replace(tokens=tokens, scores=scores)
-
-
-def _until_end(tokens: List[int]) -> List[int]:
-    # Return the tokens before the first EOS or PAD.
-    return tokens[: next((index for index, token in enumerate(tokens) if token in (EOS, PAD)), len(tokens))]

@@ -3,7 +3,7 @@
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import cycle
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable, Iterator
 
 import numpy as np
 import torch
@@ -141,10 +141,7 @@ def any_order(data: DataSet, longest: int, sentences: int, ranks: int) -> Callab
 
 def singles(batch: SourceBatch) -> Iterator[SourceBatch]:
     # Cycle through the sentences without padding.
-    parts: List[SourceBatch] = []
-    for row, length in enumerate(batch.source_lengths.tolist()):
-        row_slice = slice(row, row + 1)
-        parts.append(
-            SourceBatch(batch.indices[row_slice], batch.source[row_slice, :length], batch.source_lengths[row_slice])
-        )
-    return cycle(parts)
+    rows = [(slice(row, row + 1), length) for row, length in enumerate(batch.source_lengths.tolist())]
+    return cycle(
+        [SourceBatch(batch.indices[row], batch.source[row, :length], batch.source_lengths[row]) for row, length in rows]
+    )

@@ -112,24 +112,21 @@ def quality(
     output: Path,
     epoch: int,
 ) -> Dict[str, float]:
-    # Return ``scores`` on every rank, found by rank 0, which also writes the texts to ``output``.
+    # Return ``scores`` on every rank, found by rank 0, which also replaces ``translations.jsonl`` in ``output``: a line
+    # per sentence with epoch (from 1), index, source, hypothesis, reference.
     totals = torch.zeros(len(scores), dtype=torch.float64, device=ranks.context)
     if ranks.rank == 0:
         totals += torch.tensor([score(hypotheses, data) for score in scores.values()]).to(totals)
-        write_translations(output, epoch, [data.vocabulary.text(tokens) for tokens in hypotheses], data)
+        fields = zip(data.sources, (data.vocabulary.text(tokens) for tokens in hypotheses), data.references)
+        _replace(
+            output / TRANSLATIONS,
+            (
+                {"epoch": epoch, "index": index, "source": source, "hypothesis": hypothesis, "reference": reference}
+                for index, (source, hypothesis, reference) in enumerate(fields)
+            ),
+        )
     pytorch.broadcast([totals])
     return dict(zip(scores, totals.tolist()))
-
-
-def write_translations(output: Path, epoch: int, texts: Sequence[str], data: DataSet) -> None:
-    # Replace ``translations.jsonl``: a line a sentence with epoch (from 1), index, source, hypothesis, reference.
-    _replace(
-        output / TRANSLATIONS,
-        (
-            {"epoch": epoch, "index": index, "source": source, "hypothesis": hypothesis, "reference": reference}
-            for index, (source, hypothesis, reference) in enumerate(zip(data.sources, texts, data.references))
-        ),
-    )
 
 
 def score_translations(output: Path) -> None:

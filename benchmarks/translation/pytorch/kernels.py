@@ -187,13 +187,17 @@ join = _Join.apply
 
 
 def specifications() -> List[Specification]:
-    # All kernels in all types: the loss with a vocabulary of thousands, the norm at the submitted width.
-    return [*_of_loss(), *_of_join()]
-
-
-def _of_join() -> List[Specification]:
+    # All kernels in all types: the loss with a vocabulary of thousands, with and without the gradient, and the norm at
+    # the submitted width.
     examples = []
     for dtype in ("fp32", "fp16", "bf16"):
+        for gradient in (True, False):
+            loss = {
+                "logits": f"*{dtype}", "targets": "*i64", "losses": "*fp32", "columns": "i32", "smoothing": "fp32",
+                "GRADIENT": gradient, "BLOCK": BLOCK,
+            }  # fmt: skip
+            name = f"{dtype}{'' if gradient else ', loss alone'}"
+            examples.append(Specification(smoothed_rows, name, loss, WARPS, divisible=("columns",)))
         constants = {"WIDTH": 1024, "DROPS": True, "BLOCK": 1024}
         sums = {"means": "*fp32", "scales": "*fp32"}
         forward = {
@@ -209,21 +213,3 @@ def _of_join() -> List[Specification]:
             ordered = {name: arguments[name] for name in kernel.arg_names}
             examples.append(Specification(kernel, dtype, ordered, JOIN_WARPS))
     return examples
-
-
-def _of_loss() -> List[Specification]:
-    # With and without the gradient.
-    return [
-        Specification(
-            smoothed_rows,
-            f"{dtype}{'' if gradient else ', loss alone'}",
-            {
-                "logits": f"*{dtype}", "targets": "*i64", "losses": "*fp32", "columns": "i32", "smoothing": "fp32",
-                "GRADIENT": gradient, "BLOCK": BLOCK,
-            },
-            WARPS,
-            divisible=("columns",),
-        )
-        for dtype in ("fp32", "fp16", "bf16")
-        for gradient in (True, False)
-    ]  # fmt: skip
