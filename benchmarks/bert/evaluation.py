@@ -7,7 +7,7 @@ documents, and a text too small for 500 parts has fewer.
 
 from itertools import chain
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from benchmarks.bert import stages
 from benchmarks.bert.sources import Task
@@ -109,8 +109,14 @@ def _cut(train: Sequence[Sized], numbers: Sequence[int], rule: str, folder: Path
 
 def _listed_places(train: Sequence[Sized], listed: Path, total: int) -> List[int]:
     # Index of the first document per digest in the list.
-    selected, positions = _read_listed(listed), []
-    missing = set(selected)
+    hint = "take wiki_test_set_md5.txt of the submission"
+    try:
+        selected = {bytes.fromhex(line) for line in listed.read_text(encoding="utf-8").split()}
+    except (OSError, ValueError) as error:
+        raise Problem(f"{listed}: {error}", "32 hexadecimal digits per line", hint) from None
+    if not selected or {len(digest) for digest in selected} != {16}:
+        raise Problem(f"{listed} is not a list of MD5 sums", "32 hexadecimal digits per line", hint)
+    missing, positions = set(selected), []
     for number, digest in enumerate(_digests(train)):
         if digest in missing:
             missing.remove(digest)
@@ -123,14 +129,3 @@ def _listed_places(train: Sequence[Sized], listed: Path, total: int) -> List[int
             "use that text as the raw data, or omit --evaluation-list to select the set by MLPerf's rule",
         )
     return positions
-
-
-def _read_listed(path: Path) -> Set[bytes]:
-    hint = "take wiki_test_set_md5.txt of the submission"
-    try:
-        selected = {bytes.fromhex(line) for line in path.read_text(encoding="utf-8").split()}
-    except (OSError, ValueError) as error:
-        raise Problem(f"{path}: {error}", "32 hexadecimal digits per line", hint) from None
-    if not selected or {len(digest) for digest in selected} != {16}:
-        raise Problem(f"{path} is not a list of MD5 sums", "32 hexadecimal digits per line", hint)
-    return selected

@@ -131,7 +131,11 @@ def make_samples(
         tokens[np.repeat(begins, counts) + places_in] = documents.tokens[np.repeat(starts, counts) + places_in]
     masked, counts = _choose(offsets, seconds, settings, random)
     labels = tokens[masked]
-    tokens[masked] = _replace(labels, vocabulary, random)
+    draws = random.random_sample(len(labels))
+    replaced = np.where(draws < BECOMES_MASK, np.uint16(vocabulary.mask), labels)
+    is_random = draws >= STAYS
+    replaced[is_random] = random.randint(vocabulary.size, size=int(is_random.sum()))
+    tokens[masked] = replaced
     return Samples(
         tokens,
         offsets,
@@ -157,11 +161,3 @@ def _choose(
     selected = order[np.repeat(offsets[:-1], counts) + within(counts)]
     selected.sort()
     return selected, counts
-
-
-def _replace(labels: np.ndarray, vocabulary: Vocabulary, random: np.random.RandomState) -> np.ndarray:
-    draws = random.random_sample(len(labels))
-    replaced = np.where(draws < BECOMES_MASK, np.uint16(vocabulary.mask), labels)
-    is_random = draws >= STAYS
-    replaced[is_random] = random.randint(vocabulary.size, size=int(is_random.sum()))
-    return replaced

@@ -21,9 +21,7 @@ _CHUNK = 1024  # samples per step
 
 def runs_of(samples: Samples, vocabulary: Vocabulary) -> Tuple[np.ndarray, np.ndarray]:
     """Return the hashes of the selected runs, uint64 [runs], and their samples, int64 [runs]."""
-    parts = [_runs_of(samples, start, vocabulary) for start in range(0, len(samples), _CHUNK)]
-    if not parts:
-        return np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    parts = [_runs_of(samples, start, vocabulary) for start in range(0, max(1, len(samples)), _CHUNK)]
     return np.concatenate([hashes for hashes, _ in parts]), np.concatenate([owners for _, owners in parts])
 
 
@@ -45,20 +43,10 @@ def _runs_of(samples: Samples, start: int, vocabulary: Vocabulary) -> Tuple[np.n
     return hashes[selected], np.searchsorted(offsets - offsets[0], selected, side="right") - 1 + start
 
 
-def mark_seen(is_in_train: np.ndarray, test_hashes: np.ndarray, samples: Samples, vocabulary: Vocabulary) -> None:
-    """Set ``is_in_train`` for the hashes in ``test_hashes`` (sorted) that occur in the samples."""
-    if not len(test_hashes):
-        return
-    hashes, _ = runs_of(samples, vocabulary)
-    indices = np.minimum(np.searchsorted(test_hashes, hashes), len(test_hashes) - 1)
-    is_in_train[indices[test_hashes[indices] == hashes]] = True
-
-
 def find(test: Samples, vocabulary: Vocabulary, test_hashes: np.ndarray, is_in_train: np.ndarray) -> List[str]:
     """Return the indices of evaluation samples with all runs in the training part."""
     hashes, owners = runs_of(test, vocabulary)
-    is_known = is_in_train[np.searchsorted(test_hashes, hashes)] if len(test_hashes) else np.zeros(0, bool)
     runs = np.bincount(owners, minlength=len(test))
-    common = np.bincount(owners, weights=is_known, minlength=len(test))
+    common = np.bincount(owners[is_in_train[np.searchsorted(test_hashes, hashes)]], minlength=len(test))
     overlapping = np.flatnonzero((runs >= LEAST_RUNS) & (common == runs))
     return [f"sample {number:,}" for number in overlapping.tolist()]

@@ -7,7 +7,6 @@ The padding is removed, and training and evaluation samples are compared.
 """
 
 import hashlib
-from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
@@ -128,7 +127,7 @@ def refuse_equal_files(file_facts: Sequence[Mapping[str, Any]]) -> None:
 
 def convert(packed: Packed, report: Report) -> Tuple[int, int]:
     # Write a file's samples as shards, shuffled if they are for training.
-    entries, random = _vocabulary(packed.vocabulary), stream(packed.seed, _SEED, packed.number)
+    entries, random = vocabulary.read(Path(packed.vocabulary)), stream(packed.seed, _SEED, packed.number)
     digest = hashlib.md5()
     width = predictions = count = 0
     stems: List[str] = []
@@ -138,7 +137,8 @@ def convert(packed: Packed, report: Report) -> Tuple[int, int]:
         width, predictions = rows["input_ids"].shape[1], rows["masked_lm_positions"].shape[1]
         samples = to_samples(rows, entries, packed.path, count)
         digest.update(samples.tokens.tobytes() + samples.masked_labels.tobytes())
-        overlap.mark_seen(is_in_train, test_hashes, samples, entries)
+        if packed.compared:
+            is_in_train |= np.isin(test_hashes, overlap.runs_of(samples, entries)[0])
         stems.append(f"{packed.stem}-{len(stems):04}")
         shards.write(stems[-1], samples.take(random.permutation(len(samples))) if packed.part == "train" else samples)
         count += len(samples)
@@ -150,11 +150,6 @@ def convert(packed: Packed, report: Report) -> Tuple[int, int]:
     file_facts = {"path": packed.path, "width": width, "predictions": predictions, "md5": digest.hexdigest()}
     write_facts(packed.done_path, {**file_facts, "shards": stems, "seen": f"{packed.stem}.seen"})
     return packed.size, 0
-
-
-@lru_cache(maxsize=1)
-def _vocabulary(path: str) -> Vocabulary:
-    return vocabulary.read(Path(path))
 
 
 # -- rows ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ file with facts at the end, which marks it as done.
 
 import hashlib
 from collections import Counter
-from functools import lru_cache
 from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
@@ -61,7 +60,12 @@ class Shard(NamedTuple):
 def clean(block: Block, report: Report) -> Tuple[int, int]:
     counts: Counter[str] = Counter()
     shard_counts: List[Dict[str, int]] = []
-    for documents in _of_bounded_size(_documents(block, counts, report), block.shard_bytes):
+    path, span = Path(block.path), (block.begin, block.end)
+    if block.form == wikipedia.DUMP:
+        all_documents = wikipedia.read(path, *span, counts, lambda done: report(done, 0))
+    else:
+        all_documents = texts.read(path, block.form, *span)
+    for documents in _of_bounded_size(all_documents, block.shard_bytes):
         stem = f"{block.stem}-{len(shard_counts):04}"
         digests = b"".join(hashlib.md5(document.raw.encode("utf-8")).digest() for document in documents)
         for suffix, content in (("text", shard_text(document.sentences for document in documents)), ("md5", digests)):
@@ -72,12 +76,6 @@ def clean(block: Block, report: Report) -> Tuple[int, int]:
         shard_counts.append({"documents": len(documents), "sentences": sentences, "bytes": size})
     write_facts(block.done_path, {"shards": shard_counts, "counts": counts})
     return block.end - block.begin, 0
-
-
-def _documents(block: Block, counts: "Counter[str]", report: Report) -> Iterator[texts.Document]:
-    if block.form == wikipedia.DUMP:
-        return wikipedia.read(Path(block.path), block.begin, block.end, counts, lambda done: report(done, 0))
-    return texts.read(Path(block.path), block.form, block.begin, block.end)
 
 
 def _of_bounded_size(documents: Iterable[texts.Document], size: int) -> Iterator[List[texts.Document]]:
@@ -112,14 +110,9 @@ def read_digests(stem: str) -> List[bytes]:
 # -- mask ----------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1)
-def _tokenizer(path: str) -> Tokenizer:
-    return Tokenizer(vocabulary.read(Path(path)))
-
-
 def mask(shard: Shard, report: Report) -> Tuple[int, int]:
     # Write a shard's samples, shuffled if they are for training.
-    tokenizer, passes = _tokenizer(shard.vocabulary), []
+    tokenizer, passes = Tokenizer(vocabulary.read(Path(shard.vocabulary))), []
     documents, unknown = tokenize(read_shard(shard.stem), set(shard.left_out), tokenizer)
     count = len(documents.documents) - 1
     for number in range(shard.settings.duplication if count else 0):

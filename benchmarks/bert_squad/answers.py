@@ -9,7 +9,7 @@ searches for the token heuristically, with the same result if the search succeed
 import re
 import string
 from collections import Counter
-from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -28,11 +28,6 @@ class Places(NamedTuple):
     best: np.ndarray  # whether answers may start with the token in this window
 
 
-def highest(logits: np.ndarray, count: int) -> np.ndarray:
-    # Return the indices of the ``count`` highest logits, in stable order.
-    return np.argsort(-logits, kind="stable")[:count]
-
-
 def best_spans(start: np.ndarray, end: np.ndarray, positions: Places, count: int, longest: int) -> List[Span]:
     """Return up to ``count`` spans in a window, best first, without duplicate character ranges.
 
@@ -44,7 +39,7 @@ def best_spans(start: np.ndarray, end: np.ndarray, positions: Places, count: int
         longest: maximum tokens per answer.
     """
     start, end = start.astype(np.float64), end.astype(np.float64)
-    firsts, lasts = highest(start, count), highest(end, count)
+    firsts, lasts = (np.argsort(-logits, kind="stable")[:count] for logits in (start, end))
     length = lasts[None, :] - firsts[:, None] + 1
     possible = (length >= 1) & (length <= longest)
     possible &= positions.best[firsts].astype(bool)[:, None] & (positions.ends[lasts] > 0)[None, :]
@@ -58,16 +53,6 @@ def best_spans(start: np.ndarray, end: np.ndarray, positions: Places, count: int
         if len(spans) == count:
             break
     return list(spans.values())
-
-
-def best_of(spans: Iterable[Span], count: int) -> List[Span]:
-    """Return the best spans in a question's windows, best first; earlier windows first for equal scores."""
-    return sorted(spans, key=lambda span: -span.score)[:count]
-
-
-def text_of(spans: Sequence[Span], context: str) -> str:
-    """Return the text of the best span, or an empty string."""
-    return context[spans[0].begin : spans[0].end] if spans else ""
 
 
 # -- scores: SQuAD v1.1's evaluate-v1.1.py (Rajpurkar et al. 2016, arXiv 1606.05250) ---------------------------
@@ -100,11 +85,6 @@ def f1(prediction: str, reference: str) -> float:
     return 2 * shared / (len(predicted) + len(expected)) if shared else 0.0
 
 
-def best(score: Callable[[str, str], float], prediction: str, references: Sequence[str]) -> float:
-    # Return the maximum score over the references.
-    return max(score(prediction, reference) for reference in references)
-
-
 def score(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
     """Return both means over all questions.
 
@@ -117,5 +97,11 @@ def score(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Sc
     """
     if len(predictions) != len(references) or not references:
         raise ValueError(f"{len(predictions)} predictions for {len(references)} questions")
-    pairs = list(zip(predictions, references))
-    return Scores(*[100 * sum(best(metric, *pair) for pair in pairs) / len(pairs) for metric in (exact_match, f1)])
+    sums = [
+        sum(
+            max(metric(prediction, reference) for reference in known)
+            for prediction, known in zip(predictions, references)
+        )
+        for metric in (exact_match, f1)
+    ]
+    return Scores(*(100 * total / len(references) for total in sums))

@@ -2,7 +2,7 @@
 
 import unicodedata
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Dict, Iterator, Mapping, Tuple
 
 import numpy as np
 
@@ -58,10 +58,10 @@ def _own(data: DataSet) -> Iterator[Tuple[str, str]]:
 
 
 def _part(windows: Windows) -> sample_checks.Part:
-    def keys(indices: np.ndarray) -> List[bytes]:
-        return [sample_checks.key(windows[index], windows.start[index : index + 1]) for index in indices.tolist()]
-
-    return sample_checks.Part(len(windows), keys)
+    return sample_checks.Part(
+        len(windows),
+        lambda indices: [sample_checks.key(windows[at], windows.start[at : at + 1]) for at in indices.tolist()],
+    )
 
 
 def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:

@@ -4,7 +4,7 @@ import argparse
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional
+from typing import Any, Iterable, List, NamedTuple, Optional
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from benchmarks.bert_squad.arrays import LONGEST_PARAGRAPH
 from benchmarks.bert_squad.windows import Cut, Window
 from benchmarks.common.data import source_checks, text_files
 from benchmarks.common.data.arrays import write_array
-from benchmarks.common.data.prepare import Content, Split, check_room
+from benchmarks.common.data.prepare import Content, Listing, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
 from benchmarks.language import vocabulary
@@ -36,12 +36,6 @@ PUBLISHED, SMALL = Cut(384, 128, 64), Cut(40, 12, 12)
 SHORTEST_PART = 8  # minimum space for the paragraph in a window, tokens
 # Maximum bytes written per byte of JSON: a paragraph is written once per question and window.
 ROOM_FACTOR = 24
-
-
-class Listing(NamedTuple):
-    folder: Optional[Path]  # None for the toy data set
-    cut: Cut
-    fingerprint: str
 
 
 class Written(NamedTuple):
@@ -75,19 +69,24 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
             )
         listed.append((name, path.stat().st_size, path.stat().st_mtime_ns))
     facts = repr((VERSION, args.name, args.seed if args.origin is None else 0, tuple(cut), listed))
-    return Listing(args.origin, cut, hashlib.sha256(facts.encode()).hexdigest())
+    return Listing(cut, hashlib.sha256(facts.encode()).hexdigest())
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
-    if listing.folder is None:
+    folder: Optional[Path] = args.origin
+    cut: Cut = listing.source
+    if folder is None:
         paragraphs = {part: made.paragraphs(part, args.seed) for part in PARTS}
-        entries, sha256 = words_of(paragraphs["train"]), {}
+        texts = [
+            text for each in paragraphs["train"] for text in (each.context, *(part.text for part in each.questions))
+        ]
+        entries, sha256 = [*SPECIAL, *sorted({word for text in texts for word in words(text)})], {}
     else:
         files = {"train": squad.TRAIN, "test": squad.TEST}
-        paragraphs = {part: squad.read(listing.folder / files[part]) for part in PARTS}
-        sha256 = {part: hashlib.sha256((listing.folder / files[part]).read_bytes()).hexdigest() for part in PARTS}
-        entries = list(vocabulary.read(listing.folder / "vocab.txt").entries)
-        check_room(scratch, ROOM_FACTOR * sum((listing.folder / name).stat().st_size for name in files.values()))
+        paragraphs = {part: squad.read(folder / files[part]) for part in PARTS}
+        sha256 = {part: hashlib.sha256((folder / files[part]).read_bytes()).hexdigest() for part in PARTS}
+        entries = list(vocabulary.read(folder / "vocab.txt").entries)
+        check_room(scratch, ROOM_FACTOR * sum((folder / name).stat().st_size for name in files.values()))
     train, test_questions = (
         [(entry.id, (paragraph.context, entry.text)) for paragraph in paragraphs[part] for entry in paragraph.questions]
         for part in PARTS
@@ -96,41 +95,30 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     common = source_checks.overlap(test_questions, questions, "questions", args.allow_overlap, progress)
     vocabulary.write(scratch / VOCABULARY, entries)
     tokenizer = Tokenizer(vocabulary.read(scratch / VOCABULARY))
-    window_counts = {
-        part: write_part(part, paragraphs[part], tokenizer, listing.cut, scratch, progress) for part in PARTS
-    }
+    window_counts = {part: write_part(part, paragraphs[part], tokenizer, cut, scratch, progress) for part in PARTS}
     write_paragraphs(scratch / PARAGRAPHS, paragraphs["test"])
     counts = {part: entry.questions for part, entry in window_counts.items()}
     return Content(
-        name=args.name or (made.NAME if listing.folder is None else "squad-v1.1"),
+        name=args.name or (made.NAME if folder is None else "squad-v1.1"),
         splits={part: Split(window_counts[part].windows, part_files(part)) for part in PARTS},
         summary=f"{counts['train']:,} + {counts['test']:,} questions, {window_counts['train'].windows:,} + "
         f"{window_counts['test'].windows:,} windows",
         facts={
             "vocabulary": len(entries),
-            "sequence_length": listing.cut.sequence_length,
-            "stride": listing.cut.stride,
-            "question_length": listing.cut.question_length,
+            "sequence_length": cut.sequence_length,
+            "stride": cut.stride,
+            "question_length": cut.question_length,
             "questions": counts,
         },
         how={
-            "made": listing.folder is None,
-            "seed": args.seed if listing.folder is None else None,
+            "made": folder is None,
+            "seed": args.seed if folder is None else None,
             "in_both": common,
             "sha256": sha256,
             **{name: {part: getattr(window_counts[part], name) for part in PARTS} for name in Written._fields[2:]},
         },
         tool={"version": VERSION, "numpy": np.__version__},
     )
-
-
-def words_of(paragraphs: Iterable[squad.Paragraph]) -> List[str]:
-    """Return a vocabulary: the special tokens and all words of the paragraphs and questions, sorted."""
-    unique_words: Dict[str, None] = {}
-    for paragraph in paragraphs:
-        for text in (paragraph.context, *(question.text for question in paragraph.questions)):
-            unique_words.update(dict.fromkeys(words(text)))
-    return [*SPECIAL, *sorted(unique_words)]
 
 
 def write_part(

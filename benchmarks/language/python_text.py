@@ -34,7 +34,12 @@ def write_text(path: Path) -> str:
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(modules(root))
-    documents = [document for file in files for document in _of_module(file)] + list(_topics(root))
+    texts = ["\n\n".join(docstrings(file)) for file in files]
+    # The chapters of the language reference: topics may share text.
+    tree = parse(root / "pydoc_data" / "topics.py")
+    topics = dict.fromkeys(node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)) if tree else {}
+    texts += [topic for topic in topics if isinstance(topic, str) and "\n\n" in topic]
+    documents = list(filter(None, map(_document, texts)))
     if not documents:
         raise Problem(
             f"{root} contains no English text",
@@ -52,11 +57,10 @@ def modules(root: Path) -> Iterator[Path]:
         yield from (Path(folder) / name for name in names if name.endswith(".py"))
 
 
-def _of_module(path: Path) -> Iterator[List[str]]:
-    # Yield the sentences of all docstrings in a file as one document.
+def docstrings(path: Path) -> List[str]:
+    # Return the docstrings of a module and of what it defines; empty strings where there is none.
     tree = parse(path)
-    texts = (ast.get_docstring(node) or "" for node in (documented(tree) if tree else ()))
-    yield from _document("\n\n".join(texts))
+    return [ast.get_docstring(node) or "" for node in (documented(tree) if tree else ())]
 
 
 def documented(node: _Documented) -> Iterator[_Documented]:
@@ -74,20 +78,10 @@ def parse(path: Path) -> "ast.Module | None":
         return None  # skip broken files in a distribution
 
 
-def _topics(root: Path) -> Iterator[List[str]]:
-    # Yield the chapters of the language reference without duplicates: topics may share text.
-    tree = parse(root / "pydoc_data" / "topics.py")
-    values = {node.value: None for node in ast.walk(tree) if isinstance(node, ast.Constant)} if tree else {}
-    for text in values:
-        if isinstance(text, str) and "\n\n" in text:
-            yield from _document(text)
-
-
-def _document(text: str) -> Iterator[List[str]]:
-    sentences = [sentence for part in re.split(r"\n\s*\n", text) for sentence in _sentences(part)]
-    once = list(dict.fromkeys(sentences))  # a sentence repeated in many methods would be memorized
-    if len(once) >= LEAST_SENTENCES:
-        yield once
+def _document(text: str) -> List[str]:
+    # Return the sentences of a text; none if there are few. One repeated in many methods would be memorized.
+    once = dict.fromkeys(sentence for part in re.split(r"\n\s*\n", text) for sentence in _sentences(part))
+    return list(once) if len(once) >= LEAST_SENTENCES else []
 
 
 def _sentences(paragraph: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Masked sequences and the vocabulary, for benchmarks/common/data/sample_checks.py."""
 
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 import numpy as np
 
@@ -14,15 +14,6 @@ LEAST_MASKED = 0.5  # minimum fraction of [MASK] at the masked positions; 0.8 in
 MOST_UNKNOWN = 0.1
 RETOKENIZED = 100  # sequences to tokenize again
 LEAST_SAME = 0.8  # minimum fraction with the same tokens
-
-
-def _keys(samples: Samples) -> Callable[[np.ndarray], List[bytes]]:
-    # Include the masks: duplication repeats sequences with different masks.
-    return lambda indices: [sample_checks.key(samples[index], *samples.masked(index)) for index in indices.tolist()]
-
-
-def _originals(samples: Samples) -> Callable[[np.ndarray], List[bytes]]:
-    return lambda indices: [sample_checks.key(_original(samples, index)) for index in indices.tolist()]
 
 
 def _original(samples: Samples, index: int) -> np.ndarray:
@@ -42,19 +33,16 @@ def words(name: str, tokens: List[np.ndarray], vocabulary: Vocabulary) -> Iterat
         yield f"{name}: {unknown:.0%} of the tokens are unknown", "the vocabulary that made them"
     tokenizer = Tokenizer(vocabulary)
     right: Dict[int, bool] = {}
+    continues = {index for index, entry in enumerate(vocabulary.entries) if entry.startswith("##")}
     for number, ids_of_text in enumerate(tokens[:: max(1, len(tokens) // RETOKENIZED)]):
         for ids in np.split(ids_of_text, np.flatnonzero(np.isin(ids_of_text, (vocabulary.cls, vocabulary.sep)))):
             # Truncated text may start within a word: skip to the next word.
-            start = next((index for index, id in enumerate(ids) if index and not _continues(vocabulary, id)), len(ids))
+            start = next((index for index, id in enumerate(ids) if index and id not in continues), len(ids))
             if vocabulary.unk not in ids and start < len(ids):
                 again = tokenizer.encode(vocabulary.text(ids[start:])).ids == ids[start:].tolist()
                 right[number] = right.get(number, True) and again
     problem = f"sequences of {name} are other tokens when their text is tokenized again"
     yield from sample_checks.agreement(right, problem, "tokens by the vocabulary of the data set", LEAST_SAME)
-
-
-def _continues(vocabulary: Vocabulary, token: int) -> bool:
-    return vocabulary.entries[token].startswith("##")
 
 
 def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
@@ -82,8 +70,9 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
     def part(samples: Samples) -> sample_checks.Part:
         return sample_checks.Part(
             len(samples),
-            _keys(samples),
-            _originals(samples),
+            # With the masks: duplication repeats sequences with different masks.
+            lambda indices: [sample_checks.key(samples[index], *samples.masked(index)) for index in indices.tolist()],
+            lambda indices: [sample_checks.key(_original(samples, index)) for index in indices.tolist()],
             labels=lambda indices: np.asarray(samples.next[indices]).astype(np.int64),
         )
 

@@ -112,7 +112,7 @@ class Bundle:
         try:
             entries = dict(_table(index.read_bytes()))
             self._shards = dict(_fields(entries.pop(b""))).get(1, 1)
-            self.entries: Dict[str, Entry] = {name.decode(): _entry(value) for name, value in entries.items()}
+            self.entries = {name.decode(): _entry(value) for name, value in entries.items()}
         except (OSError, ValueError, KeyError, IndexError, struct.error) as error:
             raise self._damaged(index, str(error)) from None
 
@@ -204,11 +204,9 @@ def _fields(message: bytes) -> Iterator[Tuple[int, Any]]:
                 size, offset = _varint(message, offset)
             if offset + size > len(message):
                 raise ValueError("a field beyond the end")
-            value = (
-                message[offset : offset + size]
-                if kind == 2
-                else int.from_bytes(message[offset : offset + size], "little")
-            )
+            value = message[offset : offset + size]
+            if kind != 2:
+                value = int.from_bytes(value, "little")
             offset += size
         else:
             raise ValueError("has fields of an unknown kind")

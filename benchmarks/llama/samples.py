@@ -1,9 +1,7 @@
 """Documents and tokenizer, for benchmarks/common/data/sample_checks.py."""
 
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple
-
-import numpy as np
+from typing import Any, Iterator, Mapping, Optional, Tuple
 
 from benchmarks.common.data import sample_checks
 from benchmarks.llama import tokenization
@@ -16,15 +14,15 @@ DECODED = 64  # documents to decode and encode again
 LEAST_SAME = 0.8  # minimum fraction with the same tokens; a document may end within a character
 
 
-def _keys(documents: Documents) -> Callable[[np.ndarray], List[Optional[bytes]]]:
-    def keys(indices: np.ndarray) -> List[Optional[bytes]]:
-        document_keys: List[Optional[bytes]] = []
-        for index in indices.tolist():
-            tokens, length = documents.read(index, 0, READ), documents.lengths[index : index + 1]
-            document_keys.append(None if 0 < len(tokens) <= SHORT else sample_checks.key(tokens, length))
-        return document_keys
+def _key(documents: Documents, index: int) -> Optional[bytes]:
+    tokens, length = documents.read(index, 0, READ), documents.lengths[index : index + 1]
+    return None if 0 < len(tokens) <= SHORT else sample_checks.key(tokens, length)
 
-    return keys
+
+def _part(documents: Documents) -> sample_checks.Part:
+    return sample_checks.Part(
+        len(documents.lengths), lambda indices: [_key(documents, index) for index in indices.tolist()]
+    )
 
 
 def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
@@ -50,7 +48,4 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
             problem = f"documents of {name} are other tokens when they are decoded and encoded again"
             yield from sample_checks.agreement(same, problem, "tokens by the tokenizer of the data set", LEAST_SAME)
 
-    shown_parts = {
-        name: sample_checks.Part(len(documents.lengths), _keys(documents)) for name, documents in parts.items()
-    }
-    return sample_checks.View(shown_parts, extra_checks=own)
+    return sample_checks.View({name: _part(documents) for name, documents in parts.items()}, extra_checks=own)

@@ -1,19 +1,16 @@
 """Packed samples and loss masks, for benchmarks/common/data/sample_checks.py."""
 
 from pathlib import Path
-from typing import Any, Iterator, List, Mapping, Optional, Tuple
-
-import numpy as np
+from typing import Any, Iterator, Mapping, Tuple
 
 from benchmarks.common.data import sample_checks
 from benchmarks.llama2_70b_lora.dataset import Samples, open_data
 
 
 def _part(samples: Samples) -> sample_checks.Part:
-    def keys(indices: np.ndarray) -> List[Optional[bytes]]:
-        return [sample_checks.key(samples.tokens[index]) for index in indices]
-
-    return sample_checks.Part(len(samples), keys)
+    return sample_checks.Part(
+        len(samples), lambda indices: [sample_checks.key(samples.tokens[index]) for index in indices]
+    )
 
 
 def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:

@@ -4,7 +4,6 @@ The base is trained here on the plain docstrings of every second module. Fine-tu
 modules, as texts with summaries. The base has therefore seen the vocabulary, but neither the task nor these modules.
 """
 
-import ast
 import sysconfig
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Tuple
@@ -41,7 +40,7 @@ def texts() -> Texts:
     root = Path(sysconfig.get_paths()["stdlib"])
     collected, seen_keys = Texts([], [], [], f"docstrings of the modules of {root.name}"), set()
     for number, path in enumerate(sorted(python_text.modules(root))):
-        for text in docstrings(path):
+        for text in python_text.docstrings(path):
             paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip()]
             if len(paragraphs) < 2 or len(paragraphs[0]) > LONGEST or text in seen_keys:
                 continue
@@ -52,11 +51,6 @@ def texts() -> Texts:
             part = collected.test if number // 2 % HELD_OUT == 0 else collected.train
             part.append((" ".join(paragraphs[1:]), paragraphs[0]))
     return collected
-
-
-def docstrings(path: Path) -> List[str]:
-    tree = python_text.parse(path)
-    return [ast.get_docstring(node) or "" for node in (python_text.documented(tree) if tree else ())]
 
 
 def train_base(ids: np.ndarray, entries: int, path: Path, progress: Progress) -> Dict[str, Any]:

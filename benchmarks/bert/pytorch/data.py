@@ -117,26 +117,17 @@ def filled(part: MicroBatch, config: Config) -> MicroBatch:
     All rows get the same number of padding sequences, which no loss includes. More masked positions than one in six
     tokens plus one per sample are not padded.
     """
-    return filled_to(part, -(-len(part.rows.tokens) // config.token_bucket) * config.token_bucket, config)
-
-
-def filled_to(part: MicroBatch, tokens: int, config: Config) -> MicroBatch:
-    # Fill a row up to ``tokens``; see ``filled``.
-    part = part._replace(
-        rows=fill_up(part.rows, tokens, -(-config.token_bucket // config.positions) + 1, config.positions)
-    )
-    room = masked_room(tokens, len(part.next)) - len(part.masked)
+    bucket = config.token_bucket
+    tokens = -(-len(part.rows.tokens) // bucket) * bucket
+    part = part._replace(rows=fill_up(part.rows, tokens, -(-bucket // config.positions) + 1, config.positions))
+    # Masking selects 15 % of a sample's tokens, rounded, and at least one.
+    room = tokens // 6 + len(part.next) - len(part.masked)
     if room < 0:
         return part
     return part._replace(
         masked=torch.cat([part.masked, part.masked.new_zeros(room)]),
         labels=torch.cat([part.labels, part.labels.new_full((room,), NO_WORD)]),
     )
-
-
-def masked_room(tokens: int, samples: int) -> int:
-    # Return a padded row's masked positions: masking selects 15 % of a sample's tokens, rounded, and at least one.
-    return tokens // 6 + samples
 
 
 def weighted(part: MicroBatch, config: Config, ranks: Ranks, masked: int) -> MicroBatch:

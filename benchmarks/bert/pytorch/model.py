@@ -3,6 +3,7 @@
 Logits are computed only at masked positions (dense_seq_output in NVIDIA's submission), up to 15 % of the tokens.
 """
 
+from collections import OrderedDict
 from typing import Tuple
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import NO_WORD, MicroBatch
-from benchmarks.language.pytorch.encoder import NORM_EPSILON, Encoder, Pooler, Rows, Shape, bias_gelu, draw_weights
+from benchmarks.language.pytorch.encoder import NORM_EPSILON, Encoder, Rows, Shape, bias_gelu, draw_weights
 
 
 class Network(nn.Module):
@@ -21,7 +22,8 @@ class Network(nn.Module):
         super().__init__()
         width = shape.width
         self.encoder = Encoder(shape, attention, compile)
-        self.pooler = Pooler(width)
+        # Input of the next-sentence head: a product and tanh of [CLS].
+        self.pooler = nn.Sequential(OrderedDict(dense=nn.Linear(width, width), tanh=nn.Tanh())).apply(draw_weights)
         self.transform = nn.Linear(width, width)
         self.transform_norm = nn.LayerNorm(width, eps=NORM_EPSILON)
         self.words_bias = nn.Parameter(torch.zeros(shape.vocabulary))

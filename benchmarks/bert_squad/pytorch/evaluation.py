@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.bert_squad.answers import Span, best_of, best_spans, score, text_of
+from benchmarks.bert_squad.answers import Span, best_spans, score
 from benchmarks.bert_squad.arrays import DataSet
 from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.bert_squad.pytorch.data import Batch
@@ -59,7 +59,9 @@ def answer(
     by_question: Dict[int, List[Span]] = defaultdict(list)
     for owner, rows in zip(data.test.question[:].tolist(), gathered.tolist()):
         by_question[owner] += [Span(score, int(start), int(end)) for there, score, start, end in rows if there]
-    return [best_of(by_question[number], config.n_best) for number in range(len(data.questions))]
+    # Best first; earlier windows first for equal scores.
+    ranked = (sorted(by_question[number], key=lambda span: -span.score) for number in range(len(data.questions)))
+    return [spans[: config.n_best] for spans in ranked]
 
 
 def quality(predictions: Sequence[Sequence[Span]], data: DataSet, ranks: Ranks, output: Path) -> Dict[str, float]:
@@ -67,7 +69,8 @@ def quality(predictions: Sequence[Sequence[Span]], data: DataSet, ranks: Ranks, 
     values = torch.zeros(2, dtype=torch.float64, device=ranks.context)
     if ranks.rank == 0:
         questions = data.questions
-        texts = [text_of(spans, question.context) for spans, question in zip(predictions, questions)]
+        contexts = (question.context for question in questions)
+        texts = [text[spans[0].begin : spans[0].end] if spans else "" for spans, text in zip(predictions, contexts)]
         result = score(texts, [question.references for question in questions])
         values += torch.tensor([result.f1, result.exact_match], dtype=torch.float64, device=ranks.context)
         # Formats of SQuAD's evaluate-v1.1.py and of run_squad.py.

@@ -1,7 +1,5 @@
 """BERT with the question answering head: two logits per token, for the first and the last token of the answer."""
 
-from typing import Tuple
-
 import torch
 from torch import nn
 from torch.nn import functional
@@ -29,17 +27,12 @@ class Network(nn.Module):
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         # (): mean of the cross-entropies of first and last token over the window's tokens; summed over B.
-        tables = in_tables(self(batch.rows), batch)  # twice (B, longest)
+        logits, count, longest = self(batch.rows), len(batch.start), batch.rows.longest
+        # Both logits as (B, longest), padded with minus infinity; the last row is for padding.
+        empty = logits.new_full((count * longest + 1, 2), float("-inf"))
+        tables = empty.index_copy(0, batch.wide, logits)[:-1].view(count, longest, 2).unbind(2)
         first, last = (
             functional.cross_entropy(table, target, reduction="sum")
             for table, target in zip(tables, (batch.start, batch.end))
         )
         return (first + last) / 2
-
-
-def in_tables(logits: torch.Tensor, batch: Batch) -> Tuple[torch.Tensor, torch.Tensor]:
-    # Return both logits as (B, longest), padded with minus infinity.
-    count, longest = len(batch.start), batch.rows.longest
-    empty = logits.new_full((count * longest + 1, 2), float("-inf"))  # the last row is for padding
-    first, last = empty.index_copy(0, batch.wide, logits)[:-1].view(count, longest, 2).unbind(2)
-    return first, last

@@ -20,15 +20,19 @@ from benchmarks.language.tensorflow_files import Bundle
 
 Tensors = Dict[str, torch.Tensor]
 EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings")
-IN_LAYER = {
-    "out": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "inner": "intermediate.dense",
-    "outer": "output.dense",
-    "norm": "output.LayerNorm",
-}
 SELF = ("query", "key", "value")
-HEADS = {
+# Hugging Face's names of our modules: three for queries, keys and values.
+IN_LAYER = {
+    "qkv": [f"attention.self.{projection}" for projection in SELF],
+    "out": ["attention.output.dense"],
+    "attention_norm": ["attention.output.LayerNorm"],
+    "inner": ["intermediate.dense"],
+    "outer": ["output.dense"],
+    "norm": ["output.LayerNorm"],
+}
+OUTSIDE = {
+    **{f"encoder.{name}": f"bert.embeddings.{name}" for name in EMBEDDINGS},
+    "encoder.norm": "bert.embeddings.LayerNorm",
     "pooler.dense": "bert.pooler.dense",
     "transform": "cls.predictions.transform.dense",
     "transform_norm": "cls.predictions.transform.LayerNorm",
@@ -52,25 +56,21 @@ RENAMED = {
     r"attention\.layer_norm\.": "attention.output.LayerNorm.",
 }
 MULTIPLE = 8  # word embedding rows are padded to multiples of this
+EXPECTED = (
+    "weights of BERT: a PyTorch file, or the .index of a TensorFlow checkpoint",
+    "give another file; `python -m benchmarks.language.pytorch.checkpoint FILE OUT` converts one",
+)
 
 
 def published_names(name: str) -> List[str]:
-    # Return Hugging Face's names for one of our parameters: three for queries, keys and values, else one.
+    # Return Hugging Face's names for one of our parameters.
     prefix, _, kind = name.rpartition(".")
     if name == "words_bias":
         return [WORDS_BIAS]
-    if prefix in HEADS:
-        return [f"{HEADS[prefix]}.{kind}"]
-    part = prefix[len("encoder.") :]
-    if part in EMBEDDINGS:
-        return [f"bert.embeddings.{part}.{kind}"]
-    if part == "norm":
-        return [f"bert.embeddings.LayerNorm.{kind}"]
-    _, number, module = part.split(".")
-    layer = f"bert.encoder.layer.{number}"
-    if module == "qkv":
-        return [f"{layer}.attention.self.{projection}.{kind}" for projection in SELF]
-    return [f"{layer}.{IN_LAYER[module]}.{kind}"]
+    if prefix in OUTSIDE:
+        return [f"{OUTSIDE[prefix]}.{kind}"]
+    _, _, number, module = prefix.split(".")
+    return [f"bert.encoder.layer.{number}.{part}.{kind}" for part in IN_LAYER[module]]
 
 
 def published_tensors(state: Mapping[str, torch.Tensor]) -> Tensors:
@@ -89,20 +89,13 @@ def read(path: Path) -> Tensors:
     # Return a file's weights by Hugging Face's names. Raises Problem if it is not a weights file.
     if path.suffix == ".index":
         return dict(_of_tensorflow(Bundle(path)))
-    content = files.load(path, *_expected())
+    content = files.load(path, *EXPECTED)
     for wrapper in ("content", "network", "model", "state_dict"):
         content = content[wrapper] if isinstance(content.get(wrapper), dict) else content
     tensors = files.tensors_of(content)
     if not tensors:
-        raise Problem(f"{path} contains no weights", *_expected())
+        raise Problem(f"{path} contains no weights", *EXPECTED)
     return dict(_renamed(tensors))
-
-
-def _expected() -> Tuple[str, str]:
-    return (
-        "weights of BERT: a PyTorch file, or the .index of a TensorFlow checkpoint",
-        "give another file; `python -m benchmarks.language.pytorch.checkpoint FILE OUT` converts one",
-    )
 
 
 def _renamed(tensors: Tensors) -> Iterator[Tuple[str, torch.Tensor]]:

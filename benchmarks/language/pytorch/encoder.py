@@ -6,7 +6,7 @@ row, so that no work is done on padding; only attention depends on the sequences
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, List, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 import torch
@@ -59,8 +59,7 @@ class Rows:
 
 def lengths_of(rows: Rows) -> List[int]:
     # Return the sequence lengths without the padding sequences.
-    lengths: List[int] = (rows.offsets[1:] - rows.offsets[:-1]).tolist()
-    return lengths[: len(lengths) - rows.padding]
+    return (rows.offsets[1:] - rows.offsets[:-1]).tolist()[: len(rows.offsets) - 1 - rows.padding]
 
 
 def gather_rows(data: Any, indices: np.ndarray) -> Rows:
@@ -108,8 +107,7 @@ def with_tensors(batch: BatchT, tensors: Sequence[torch.Tensor]) -> BatchT:
     # Return the same batch with other ``tensors``.
     tokens, segments, positions, offsets, *rest = tensors
     rows = Rows(tokens, segments, positions, offsets, batch[0].longest, batch[0].padding)
-    kind: Any = type(batch)
-    return kind(rows, *rest)
+    return type(batch)(rows, *rest)  # type: ignore[arg-type]
 
 
 def pinned(batch: BatchT, device: torch.device) -> BatchT:
@@ -149,11 +147,6 @@ def add_norm(
         update = functional.dropout(update, dropout)
     summed = (residual + update).to(weight.dtype)
     return functional.layer_norm(summed, weight.shape, weight, bias, NORM_EPSILON).to(update.dtype)
-
-
-def compiled(function: Callable[..., torch.Tensor], enabled: bool) -> Any:
-    # Return ``function``, compiled for rows of any length if ``enabled``.
-    return torch.compile(function, dynamic=True) if enabled else function
 
 
 def draw_weights(module: nn.Module) -> None:
@@ -207,7 +200,8 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(shape.width, eps=NORM_EPSILON)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.apply(draw_weights)
-        self._run = [compiled(layer, compile) for layer in self.layers]
+        # Compiled for rows of any length.
+        self._run = [torch.compile(layer, dynamic=True) if compile else layer for layer in self.layers]
 
     def forward(self, rows: Rows) -> torch.Tensor:
         # Return the hidden states (T, width) of all tokens.
@@ -222,16 +216,3 @@ class Encoder(nn.Module):
     def first(self, hidden: torch.Tensor, rows: Rows) -> torch.Tensor:
         # Return the hidden state (B, width) of the [CLS] tokens, without padding sequences.
         return hidden.index_select(0, rows.offsets[: rows.offsets.shape[0] - 1 - rows.padding])
-
-
-class Pooler(nn.Module):
-    # Input of the next-sentence head: a product and tanh of [CLS].
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.dense = nn.Linear(width, width)
-        self.apply(draw_weights)
-
-    def forward(self, first: torch.Tensor) -> torch.Tensor:
-        # (B, width) to (B, width).
-        return torch.tanh(self.dense(first))
