@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tup
 
 import numpy as np
 
-from benchmarks.bert import overlap, shards
+from benchmarks.bert import shards
 from benchmarks.bert.masking import stream
 from benchmarks.bert.sources import HDF5, TFRECORD, File, Prepared, Task
 from benchmarks.common.data import source_checks
@@ -65,7 +65,7 @@ def write(task: Task) -> Prepared:
     test_samples = shards.join(map(shards.read, chain.from_iterable(file_facts["shards"] for file_facts in held_facts)))
     test_samples = test_samples.take(np.arange(min(task.most, len(test_samples))))
     runs = task.scratch / "runs"
-    test_hashes = np.unique(overlap.runs_of(test_samples, entries)[0])
+    test_hashes = np.unique(runs_of(test_samples, entries)[0])
     with in_one_step(runs) as file:
         file.write(test_hashes.tobytes())
     train_facts = _convert_all(task, "train", task.source.train, str(runs))
@@ -73,7 +73,7 @@ def write(task: Task) -> Prepared:
     width = _width(all_facts)
     refuse_equal_files(all_facts)
     is_in_train = np.any([np.fromfile(file_facts["seen"], bool) for file_facts in train_facts], axis=0)
-    overlaps = overlap.find(test_samples, entries, test_hashes, is_in_train)
+    overlaps = _overlapping(test_samples, entries, test_hashes, is_in_train)
     common = source_checks.overlapping(
         overlaps, len(test_samples), "samples", task.allows_overlap, task.workers.progress
     )
@@ -138,7 +138,7 @@ def convert(packed: Packed, report: Report) -> Tuple[int, int]:
         samples = to_samples(rows, entries, packed.path, count)
         digest.update(samples.tokens.tobytes() + samples.masked_labels.tobytes())
         if packed.compared:
-            is_in_train |= np.isin(test_hashes, overlap.runs_of(samples, entries)[0])
+            is_in_train |= np.isin(test_hashes, runs_of(samples, entries)[0])
         stems.append(f"{packed.stem}-{len(stems):04}")
         shards.write(stems[-1], samples.take(random.permutation(len(samples))) if packed.part == "train" else samples)
         count += len(samples)
@@ -262,3 +262,49 @@ def _refuse(path: str, first: int, wrong: Mapping[str, Any]) -> None:
                 "a sample of create_pretraining_data.py, and the vocabulary used for it",
                 f"{_NOT_OURS}, and its vocab.txt with --vocabulary FILE",
             )
+
+
+# -- overlap ---------------------------------------------------------------------------------------------------
+
+# Evaluation samples are found in the training part by runs of equal tokens, as the articles are unknown. A run is 16
+# consecutive tokens in one segment before masking. One in 16 runs is selected by its hash, so that the same text has
+# the same selected runs in all samples. A sample with all runs in the training part was most likely trained on; a
+# sentence that occurs in more than one article is not sufficient.
+RUN = 16  # tokens
+KEPT_BITS = 4  # one of 16 runs is kept
+LEAST_RUNS = 8  # samples with fewer runs are not compared; about 150 tokens
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_RUN_SAMPLES = 1024  # samples per step
+
+
+def runs_of(samples: Samples, entries: Vocabulary) -> Tuple[np.ndarray, np.ndarray]:
+    """Return the hashes of the selected runs, uint64 [runs], and their samples, int64 [runs]."""
+    parts = [_runs_of(samples, start, entries) for start in range(0, max(1, len(samples)), _RUN_SAMPLES)]
+    return np.concatenate([hashes for hashes, _ in parts]), np.concatenate([owners for _, owners in parts])
+
+
+def _runs_of(samples: Samples, start: int, entries: Vocabulary) -> Tuple[np.ndarray, np.ndarray]:
+    end = min(start + _RUN_SAMPLES, len(samples))
+    offsets, masked = samples.offsets[start : end + 1], samples.masked_offsets[start : end + 1]
+    tokens = np.array(samples.tokens[offsets[0] : offsets[-1]], np.uint64)
+    starts = np.repeat(offsets[:-1] - offsets[0], np.diff(masked))
+    tokens[starts + samples.masked_places[masked[0] : masked[-1]]] = samples.masked_labels[masked[0] : masked[-1]]
+    count = len(tokens) - RUN + 1
+    if count <= 0:
+        return np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    hashes = np.zeros(count, np.uint64)
+    for offset in range(RUN):
+        hashes = (hashes + tokens[offset : offset + count] + np.uint64(1)) * _FACTOR
+    # Samples start and end with a mark, so runs without marks are in one segment.
+    marks = np.concatenate(([0], np.cumsum((tokens == entries.cls) | (tokens == entries.sep))))
+    selected = np.flatnonzero((hashes >> np.uint64(64 - KEPT_BITS) == 0) & (marks[RUN:] == marks[:-RUN]))
+    return hashes[selected], np.searchsorted(offsets - offsets[0], selected, side="right") - 1 + start
+
+
+def _overlapping(test: Samples, entries: Vocabulary, test_hashes: np.ndarray, is_in_train: np.ndarray) -> List[str]:
+    """Return the indices of evaluation samples with all runs in the training part."""
+    hashes, owners = runs_of(test, entries)
+    runs = np.bincount(owners, minlength=len(test))
+    common = np.bincount(owners[is_in_train[np.searchsorted(test_hashes, hashes)]], minlength=len(test))
+    overlapping = np.flatnonzero((runs >= LEAST_RUNS) & (common == runs))
+    return [f"sample {number:,}" for number in overlapping.tolist()]

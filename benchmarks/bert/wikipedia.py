@@ -112,9 +112,9 @@ def pages(
         title = html.unescape(_first(_TITLE, raw).decode("utf-8", "replace"))
         counts["bytes of XML"] += len(raw)
         if _first(_SPACE, raw) not in (b"0", b""):
-            reason = "pages of other namespaces"
+            counts["pages of other namespaces"] += 1
         elif b"<redirect " in raw:
-            reason = "redirects"
+            counts["redirects"] += 1
         else:
             text = _first(_TEXT, raw)
             try:
@@ -125,8 +125,6 @@ def pages(
                     "a dump in UTF-8",
                     HINT,
                 ) from None
-            continue
-        counts[reason] += 1
 
 
 def _first(pattern: "re.Pattern[bytes]", raw: bytes) -> bytes:
@@ -199,86 +197,12 @@ def _chunks(path: Path, start: int, end: int) -> Iterator[Tuple[bytes, int]]:
 
 # -- wikitext ------------------------------------------------------------------------------------------------
 
-_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
-_DROPPED = (
-    "gallery|timeline|noinclude|pre|table|tr|td|th|caption|div|form|input|select|option|textarea|ul|li|ol|dl|dt|dd|menu"
-    "|dir|ref|references|img|imagemap|source|syntaxhighlight|small|math|chem|score|graph|mapframe|indicator|includeonly"
-)
-_SELF_CLOSING = re.compile(rf"<(?:{_DROPPED}|section|templatestyles|nowiki|br|hr|wbr)\b[^<>]*/>", re.IGNORECASE)
-_ELEMENT = re.compile(rf"<({_DROPPED})\b[^<>]*>(?:(?!<\1\b).)*?</\1\s*>", re.DOTALL | re.IGNORECASE)
-_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
-_TEMPLATE = re.compile(r"\{\{([^{}]*)\}\}")
-_TEMPLATE_WITH_BRACES = re.compile(r"\{\{((?:[^{}]|\{(?!\{)|\}(?!\}))*)\}\}")
-_PARAMETER = re.compile(r"\{\{\{[^{}]*\}\}\}")
-_TABLE = re.compile(r"\{\|(?:(?!\{\||\|\}).)*\|\}", re.DOTALL)
-_EXTERNAL = re.compile(r"\[(?:https?:|ftp:|mailto:|news:|irc:)?//[^\s\[\]]*[ \t]*([^\[\]]*)\]", re.IGNORECASE)
-_LINK = re.compile(r"\[\[([^\[\]]*)\]\]")
-_LINK_WITH_BRACKETS = re.compile(r"\[\[((?:[^\[\]]|\[(?!\[)|\](?!\]))*)\]\]")
 _NAMESPACE = re.compile(
     r"\s*(?:file|image|media|category|template|wikipedia|help|portal|user|talk|special|module|draft|mediawiki"
     r"|commons|meta|wikt|wiktionary|wikisource|wikibooks|wikiquote|[a-z]{2,3}(?:-[a-z-]+)?|simple)\s*:",
     re.IGNORECASE,
 )
 _KEPT_NAMESPACE = re.compile(r"\s*(?:w|wikt|wiktionary)\s*:\s*", re.IGNORECASE)
-_QUOTES = re.compile(r"'{2,}")
-_POSSESSIVE = re.compile(r"(?<!')''([^'\n]+)'''s\b")
-_SWITCH = re.compile(r"__[A-Z]+__")
-_HEADING = re.compile(r"^(=+).*\1\s*$")
-_EMPTY = re.compile(r"[(\[][\s,;:.–—-]*[)\]]")
-_AFTER_OPENING = re.compile(r"([(\[])[\s,;]+")
-_BEFORE_MARK = re.compile(r"\s+([,;:.)\]])")
-_SPACES = re.compile(r"[ \t\xa0\u2002-\u200b]+")
-LEAST_LETTERS = 2
-MOST_PASSES = 40  # maximum nesting depth; lines with deeper markup are dropped
-
-
-def paragraphs(text: str) -> List[str]:
-    # Return the paragraphs in an article's wikitext, one per line.
-    text = _COMMENT.sub("", text)
-    text = _SELF_CLOSING.sub(" ", text)
-    text = _all(text, (_ELEMENT,), "")
-    text = _PARAMETER.sub("", text)
-    text = _all(text, (_TEMPLATE, _TEMPLATE_WITH_BRACES), _template)
-    text = _all(text, (_TABLE,), "")
-    text = _EXTERNAL.sub(r"\1", text)
-    text = _all(text, (_LINK, _LINK_WITH_BRACKETS), _link)
-    text = _POSSESSIVE.sub(r"\1's", text)
-    text = _SWITCH.sub("", _QUOTES.sub("", text))
-    # Unescape entities after removing tags: &lt;b&gt; in an article is text.
-    text = html.unescape(_TAG.sub("", text))
-    lines = (_clean_line(line) for line in text.splitlines() if _is_prose(line))
-    return [line for line in lines if sum(map(str.isalnum, line)) >= LEAST_LETTERS]
-
-
-def _all(text: str, patterns: Sequence["re.Pattern[str]"], replace: "Union[str, Callable[[Match[str]], str]]") -> str:
-    # Replace from the inside out.
-    for pattern in patterns:
-        for _ in range(MOST_PASSES):
-            text, count = pattern.subn(replace, text)
-            if not count:
-                break
-    return text
-
-
-def _is_prose(line: str) -> bool:
-    # Return whether a line is running text, not a list, heading, or remainder from a table or template.
-    stripped = line.strip()
-    if not stripped or stripped[0] in "*#;:|!{}" or stripped[-1] in "{}" or stripped.startswith("----"):
-        return False
-    if "{{" in line or "}}" in line or "[[" in line or "{|" in line or _HEADING.match(stripped):
-        return False
-    return not (stripped[0] == "(" and stripped[-1] == ")")
-
-
-def _clean_line(line: str) -> str:
-    line = _SPACES.sub(" ", line)
-    line = _EMPTY.sub("", line)
-    line = _AFTER_OPENING.sub(r"\1", line)
-    line = _BEFORE_MARK.sub(r"\1", line)
-    return _SPACES.sub(" ", line).replace(",,", ",").replace(",.", ".").strip()
-
-
-# -- links -----------------------------------------------------------------------------------------------------
 
 
 def _link(match: "re.Match[str]") -> str:
@@ -292,8 +216,6 @@ def _link(match: "re.Match[str]") -> str:
         return ""
     return (rest.rsplit("|", 1)[-1] or target).strip() if rest else target.strip()
 
-
-# -- templates -------------------------------------------------------------------------------------------------
 
 # Templates that are replaced by an argument (index) or by text; other templates are removed.
 _ARGUMENTS = {
@@ -336,3 +258,71 @@ def _convert(arguments: Sequence[str]) -> str:
     if second in ("to", "and", "by", "x", "×", "or", "to about"):
         return f"{first} {second} {third} {fourth}"
     return f"{first} {second}"
+
+
+_DROPPED = (
+    "gallery|timeline|noinclude|pre|table|tr|td|th|caption|div|form|input|select|option|textarea|ul|li|ol|dl|dt|dd|menu"
+    "|dir|ref|references|img|imagemap|source|syntaxhighlight|small|math|chem|score|graph|mapframe|indicator|includeonly"
+)
+_ANY_CASE = re.DOTALL | re.IGNORECASE
+MOST_PASSES = 40  # maximum nesting depth; lines with deeper markup are dropped
+# Markup, what replaces it, and the number of passes, from the inside out, in this order.
+_MARKUP: Sequence[Tuple["re.Pattern[str]", "Union[str, Callable[[Match[str]], str]]", int]] = (
+    # Comments, elements without content, elements with what they contain, parameters.
+    (re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL), "", 1),
+    (re.compile(rf"<(?:{_DROPPED}|section|templatestyles|nowiki|br|hr|wbr)\b[^<>]*/>", re.IGNORECASE), " ", 1),
+    (re.compile(rf"<({_DROPPED})\b[^<>]*>(?:(?!<\1\b).)*?</\1\s*>", _ANY_CASE), "", MOST_PASSES),
+    (re.compile(r"\{\{\{[^{}]*\}\}\}"), "", 1),
+    # Templates, those with single braces inside, tables.
+    (re.compile(r"\{\{([^{}]*)\}\}"), _template, MOST_PASSES),
+    (re.compile(r"\{\{((?:[^{}]|\{(?!\{)|\}(?!\}))*)\}\}"), _template, MOST_PASSES),
+    (re.compile(r"\{\|(?:(?!\{\||\|\}).)*\|\}", re.DOTALL), "", MOST_PASSES),
+    # External links, links, those with single brackets inside.
+    (re.compile(r"\[(?:https?:|ftp:|mailto:|news:|irc:)?//[^\s\[\]]*[ \t]*([^\[\]]*)\]", re.IGNORECASE), r"\1", 1),
+    (re.compile(r"\[\[([^\[\]]*)\]\]"), _link, MOST_PASSES),
+    (re.compile(r"\[\[((?:[^\[\]]|\[(?!\[)|\](?!\]))*)\]\]"), _link, MOST_PASSES),
+    # A possessive after italics, italics and bold, switches, other tags.
+    (re.compile(r"(?<!')''([^'\n]+)'''s\b"), r"\1's", 1),
+    (re.compile(r"'{2,}"), "", 1),
+    (re.compile(r"__[A-Z]+__"), "", 1),
+    (re.compile(r"</?[a-zA-Z][^<>]*>"), "", 1),
+)
+_SPACES = re.compile(r"[ \t\xa0\u2002-\u200b]+")
+# What the removed markup leaves in a line.
+_REMAINS = (
+    (_SPACES, " "),
+    (re.compile(r"[(\[][\s,;:.–—-]*[)\]]"), ""),
+    (re.compile(r"([(\[])[\s,;]+"), r"\1"),
+    (re.compile(r"\s+([,;:.)\]])"), r"\1"),
+    (_SPACES, " "),
+)
+_HEADING = re.compile(r"^(=+).*\1\s*$")
+LEAST_LETTERS = 2
+
+
+def paragraphs(text: str) -> List[str]:
+    # Return the paragraphs in an article's wikitext, one per line.
+    for pattern, replacement, passes in _MARKUP:
+        for _ in range(passes):
+            text, count = pattern.subn(replacement, text)
+            if not count:
+                break
+    # Unescape entities after removing tags: &lt;b&gt; in an article is text.
+    lines = (_clean_line(line) for line in html.unescape(text).splitlines() if _is_prose(line))
+    return [line for line in lines if sum(map(str.isalnum, line)) >= LEAST_LETTERS]
+
+
+def _is_prose(line: str) -> bool:
+    # Return whether a line is running text, not a list, heading, or remainder from a table or template.
+    stripped = line.strip()
+    if not stripped or stripped[0] in "*#;:|!{}" or stripped[-1] in "{}" or stripped.startswith("----"):
+        return False
+    if "{{" in line or "}}" in line or "[[" in line or "{|" in line or _HEADING.match(stripped):
+        return False
+    return not (stripped[0] == "(" and stripped[-1] == ")")
+
+
+def _clean_line(line: str) -> str:
+    for pattern, replacement in _REMAINS:
+        line = pattern.sub(replacement, line)
+    return line.replace(",,", ",").replace(",.", ".").strip()

@@ -97,18 +97,13 @@ def open_data(folder: Path) -> DataSet:
         parts = [{name: mapped(folder / f"{part}_{name}.npy", kind) for name, kind in ARRAYS.items()} for part in PARTS]
         train, test = (Windows(**part) for part in parts)
         data = DataSet(train, test, vocabulary.read(folder / VOCABULARY), contents, folder)
-        check(data)
+        expected = [("entries of the vocabulary", data.vocabulary.size, contents["facts"]["vocabulary"])]
+        for part, windows in zip(PARTS, (train, test)):
+            count, tokens = contents["splits"][part]["count"], len(windows.tokens)
+            expected.append((f"windows in {part}_offsets", len(windows), count))
+            sizes = {**dict.fromkeys(OF_WINDOWS, count), **dict.fromkeys(OF_TOKENS, tokens)}
+            expected += [
+                (f"values in {part}_{name}", len(getattr(windows, name)), size) for name, size in sizes.items()
+            ]
+        check_sizes(folder, contents, expected)
     return data
-
-
-def check(data: DataSet) -> None:
-    """Compare the sizes of arrays and files with the manifest and with each other, without reading the arrays."""
-    folder, splits, facts = data.folder, data.manifest["splits"], data.manifest["facts"]
-    expected = [("entries of the vocabulary", data.vocabulary.size, facts["vocabulary"])]
-    for part, windows in (("train", data.train), ("test", data.test)):
-        count = splits[part]["count"]
-        expected.append((f"windows in {part}_offsets", len(windows), count))
-        expected += [(f"values in {part}_{name}", len(getattr(windows, name)), count) for name in OF_WINDOWS]
-        tokens = len(windows.tokens)
-        expected += [(f"values in {part}_{name}", len(getattr(windows, name)), tokens) for name in OF_TOKENS]
-    check_sizes(folder, data.manifest, expected)

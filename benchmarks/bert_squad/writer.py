@@ -4,7 +4,7 @@ import argparse
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Iterable, List, NamedTuple, Optional
+from typing import Any, Dict, Iterable, List, Optional
 
 import numpy as np
 
@@ -36,14 +36,6 @@ PUBLISHED, SMALL = Cut(384, 128, 64), Cut(40, 12, 12)
 SHORTEST_PART = 8  # minimum space for the paragraph in a window, tokens
 # Maximum bytes written per byte of JSON: a paragraph is written once per question and window.
 ROOM_FACTOR = 24
-
-
-class Written(NamedTuple):
-    windows: int
-    questions: int
-    left_out: int  # questions without answer tokens
-    with_answer: int  # windows
-    cut_off: int  # questions that were longer than the limit
 
 
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
@@ -95,14 +87,14 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     common = source_checks.overlap(test_questions, questions, "questions", args.allow_overlap, progress)
     vocabulary.write(scratch / VOCABULARY, entries)
     tokenizer = Tokenizer(vocabulary.read(scratch / VOCABULARY))
-    window_counts = {part: write_part(part, paragraphs[part], tokenizer, cut, scratch, progress) for part in PARTS}
+    written = {part: write_part(part, paragraphs[part], tokenizer, cut, scratch, progress) for part in PARTS}
     write_paragraphs(scratch / PARAGRAPHS, paragraphs["test"])
-    counts = {part: entry.questions for part, entry in window_counts.items()}
+    counts, window_counts = ({part: written[part][name] for part in PARTS} for name in ("questions", "windows"))
     return Content(
         name=args.name or (made.NAME if folder is None else "squad-v1.1"),
-        splits={part: Split(window_counts[part].windows, part_files(part)) for part in PARTS},
-        summary=f"{counts['train']:,} + {counts['test']:,} questions, {window_counts['train'].windows:,} + "
-        f"{window_counts['test'].windows:,} windows",
+        splits={part: Split(window_counts[part], part_files(part)) for part in PARTS},
+        summary=f"{counts['train']:,} + {counts['test']:,} questions, {window_counts['train']:,} + "
+        f"{window_counts['test']:,} windows",
         facts={
             "vocabulary": len(entries),
             "sequence_length": cut.sequence_length,
@@ -115,7 +107,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
             "seed": args.seed if folder is None else None,
             "in_both": common,
             "sha256": sha256,
-            **{name: {part: getattr(window_counts[part], name) for part in PARTS} for name in Written._fields[2:]},
+            **{name: {part: written[part][name] for part in PARTS} for name in ("left_out", "with_answer", "cut_off")},
         },
         tool={"version": VERSION, "numpy": np.__version__},
     )
@@ -123,7 +115,12 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
 
 def write_part(
     part: str, paragraphs: List[squad.Paragraph], tokenizer: Tokenizer, cut: Cut, scratch: Path, progress: Progress
-) -> Written:
+) -> Dict[str, int]:
+    """Write a part's arrays.
+
+    Returns numbers: of windows, questions, questions without answer tokens (``left_out``), windows ``with_answer``, and
+    questions that were ``cut_off`` at the limit.
+    """
     part_windows: List[Window] = []
     owners: List[int] = []
     number = left_out = cut_off = 0
@@ -154,7 +151,9 @@ def write_part(
     }
     for name, values in arrays.items():
         write_array(scratch / f"{part}_{name}.npy", values.astype(ARRAYS[name]))
-    return Written(len(part_windows), number, left_out, int(np.count_nonzero(arrays["start"])), cut_off)
+    with_answer = int(np.count_nonzero(arrays["start"]))
+    counts = {"windows": len(part_windows), "questions": number, "left_out": left_out}
+    return {**counts, "with_answer": with_answer, "cut_off": cut_off}
 
 
 def write_paragraphs(path: Path, paragraphs: Iterable[squad.Paragraph]) -> None:

@@ -108,17 +108,12 @@ def open_data(folder: Path) -> DataSet:
             Samples(*(mapped(folder / f"{part}_{name}.npy", kind) for name, kind in ARRAYS.items())) for part in PARTS
         )
         data = DataSet(train, test, vocabulary.read(folder / VOCABULARY), contents, folder)
-        check(data)
+        # Without reading the arrays: the clock has not started.
+        sizes = [
+            (f"values in {part}_{name}", len(getattr(samples, name)), contents["splits"][part]["count"] + more)
+            for part, samples in zip(PARTS, (train, test))
+            for name, more in (("offsets", 1), ("second", 0), ("next", 0), ("masked_offsets", 1))
+        ]
+        entries = ("entries of the vocabulary", data.vocabulary.size, contents["facts"]["vocabulary"])
+        check_sizes(folder, contents, [entries, *sizes])
     return data
-
-
-def check(data: DataSet) -> None:
-    """Compare the sizes of arrays and files with the manifest without reading the arrays: the clock has not started."""
-    folder, splits = data.folder, data.manifest["splits"]
-    expected = [("entries of the vocabulary", data.vocabulary.size, data.manifest["facts"]["vocabulary"])]
-    for part, samples in (("train", data.train), ("test", data.test)):
-        count = splits[part]["count"]
-        sizes = [("offsets", samples.offsets, count + 1), ("second", samples.second, count)]
-        sizes += [("next", samples.next, count), ("masked_offsets", samples.masked_offsets, count + 1)]
-        expected += [(f"values in {part}_{name}", len(array), want) for name, array, want in sizes]
-    check_sizes(folder, data.manifest, expected)

@@ -72,7 +72,13 @@ def open_data(folder: Path) -> DataSet:
         entries = Vocabulary(vocabulary.read(folder / VOCABULARY), facts["kind"], language)
         languages = facts["source_language"], facts["target_language"]
         data = DataSet(pairs["train"], pairs["test"], entries, *languages, contents, folder)
-        check(data)
+        # Without reading the arrays.
+        sizes = [
+            (f"sentences in {part}_{side}", len(getattr(pairs[part], side)), contents["splits"][part]["count"])
+            for part in PARTS
+            for side in SIDES
+        ]
+        check_sizes(folder, contents, [("entries of the vocabulary", entries.size, facts["vocabulary"]), *sizes])
     return data
 
 
@@ -83,13 +89,3 @@ def _lines(path: Path) -> List[str]:
 def _sentences(folder: Path, part: str, side: str) -> Sequences:
     tokens = np.load(str(folder / f"{part}_{side}.npy"), mmap_mode="r")
     return Sequences(tokens, np.load(str(folder / f"{part}_{side}_offsets.npy"), mmap_mode="r"))
-
-
-def check(data: DataSet) -> None:
-    # Compare the sizes of arrays and files with the manifest, without reading the arrays.
-    folder, facts, splits = data.folder, data.manifest["facts"], data.manifest["splits"]
-    expected = [("entries of the vocabulary", data.vocabulary.size, facts["vocabulary"])]
-    for part, pairs in (("train", data.train), ("test", data.test)):
-        for side, sentences in (("source", pairs.source), ("target", pairs.target)):
-            expected.append((f"sentences in {part}_{side}", len(sentences), splits[part]["count"]))
-    check_sizes(folder, data.manifest, expected)

@@ -1,13 +1,15 @@
 """Batches from a prepared data set, built by threads ahead of time; each group of ranks reads different samples."""
 
 import shutil
+from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Generator, Iterable, Iterator, List, NamedTuple, Sequence
+from typing import Any, Callable, Generator, Iterable, Iterator, List, NamedTuple, Sequence, TypeVar
 
 import numpy as np
 import torch
 
+from benchmarks.common.data.read_ahead import read_ahead
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
@@ -15,11 +17,11 @@ from benchmarks.llama import order, tokenization
 from benchmarks.llama.dataset import DataSet, open_data
 from benchmarks.llama.megatron import Documents
 from benchmarks.llama.order import Order
-from benchmarks.llama.pytorch.batches import ahead, to_device
 from benchmarks.llama.pytorch.network import IGNORE_INDEX
 from benchmarks.llama.pytorch.parallel import MeshPosition, mesh_position_of
 from benchmarks.llama.pytorch.texts import TEXTS
 
+THREADS = 2  # that build batches
 ORDER = "order"  # a run's subfolder with the sample order
 
 
@@ -29,6 +31,7 @@ class MicroBatch(NamedTuple):
     positions: torch.Tensor  # int64 (L,): this rank's positions of the samples
 
 
+Part = TypeVar("Part")  # a NamedTuple of tensors and other values
 Batch = List[MicroBatch]  # the group's samples per step, as micro-batches
 
 
@@ -124,3 +127,33 @@ def synthetic_micro_batch(config: Any, vocabulary: int, ranks: Ranks, rows: int)
     tokens = torch.randint(vocabulary, (rows, config.sequence_length + 1), generator=generator)
     positions = position.positions(config.sequence_length)
     return to_device(MicroBatch(tokens[:, positions], tokens[:, positions + 1], positions), ranks.context)
+
+
+# -- any batches -----------------------------------------------------------------------------------------
+
+
+def ahead(
+    make: Callable[[int], List[Part]], steps: Iterable[int], prefetch: int, device: torch.device
+) -> Generator[List[Part], None, None]:
+    """Yield ``make(step)`` for all ``steps``, on ``device``.
+
+    Threads start with the first batch; ``close`` stops them.
+    """
+
+    def pinned(step: int) -> List[Part]:
+        micro_batches = make(step)
+        if device.type != "cuda":
+            return micro_batches
+        return [_map_tensors(part, torch.Tensor.pin_memory) for part in micro_batches]
+
+    with closing(read_ahead(pinned, steps, prefetch, THREADS)) as batches:
+        for batch in batches:
+            yield [to_device(part, device) for part in batch]
+
+
+def to_device(part: Part, device: torch.device) -> Part:
+    return _map_tensors(part, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def _map_tensors(part: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    return type(part)(*(change(field) if isinstance(field, torch.Tensor) else field for field in part))

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.llama.pytorch.batches import ahead, to_device
+from benchmarks.llama.pytorch.data import ahead, to_device
 from benchmarks.llama.pytorch.network import IGNORE_INDEX
 from benchmarks.llama.pytorch.parallel import MeshPosition, mesh_position_of
 from benchmarks.llama2_70b_lora.dataset import Samples
