@@ -4,7 +4,6 @@ Samples have a new random order in every epoch, which depends only on the seed a
 resume at any step. The order is not stored: MLPerf's set has 157 million samples, and a run reads 3 million.
 """
 
-from contextlib import closing
 from functools import partial
 from itertools import count
 from typing import Generator, List, NamedTuple, Optional
@@ -13,10 +12,10 @@ import numpy as np
 import torch
 
 from benchmarks.bert.pytorch.config import Config
-from benchmarks.common.data.read_ahead import read_ahead
 from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch.batches import ahead, to_device
 from benchmarks.language.arrays import Samples, ragged
-from benchmarks.language.pytorch.encoder import Rows, fill_up, gather_rows, pinned, to_device
+from benchmarks.language.pytorch.encoder import Rows, fill_up, gather_rows
 
 THREADS = 2  # threads that build batches: less than a millisecond per hundred samples
 NO_WORD = -100  # label of unmasked positions, PyTorch's default ignore_index
@@ -104,11 +103,9 @@ def step_of(config: Config, samples: Samples, ranks: Ranks, step: int) -> Batch:
 
 
 def ready(part: MicroBatch, config: Config, ranks: Ranks, masked: int) -> MicroBatch:
-    # Return a weighted micro-batch, padded if rows need certain lengths, in pinned memory.
+    # Return a weighted micro-batch, padded if rows need certain lengths.
     part = weighted(part, config, ranks, masked)
-    if config.fills_rows:
-        part = filled(part, config)
-    return pinned(part, ranks.context)
+    return filled(part, config) if config.fills_rows else part
 
 
 def filled(part: MicroBatch, config: Config) -> MicroBatch:
@@ -144,9 +141,7 @@ def training_input(config: Config, samples: Samples, ranks: Ranks, first_step: i
     Threads start with the first batch; ``close`` stops them.
     """
     make = partial(step_of, config, samples, ranks)
-    with closing(read_ahead(make, count(first_step), config.prefetch, THREADS)) as batches:
-        for batch in batches:
-            yield [to_device(part, ranks.context) for part in batch]
+    return ahead(make, count(first_step), config.prefetch, THREADS, ranks.context)
 
 
 def evaluation_input(config: Config, samples: Samples, ranks: Ranks) -> Generator[Optional[MicroBatch], None, None]:
@@ -162,9 +157,7 @@ def evaluation_input(config: Config, samples: Samples, ranks: Ranks) -> Generato
     def make(indices: np.ndarray) -> MicroBatch:
         return ready(part_of(samples, indices), config, ranks, 1)
 
-    with closing(read_ahead(make, there, config.prefetch, THREADS)) as parts:
-        for part in parts:
-            yield to_device(part, ranks.context)
+    yield from ahead(make, there, config.prefetch, THREADS, ranks.context)
     yield from [None] * (len(batches) - len(there))
 
 

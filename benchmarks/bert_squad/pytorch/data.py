@@ -1,6 +1,5 @@
 """Windows as batches without padding on this rank's device, built ahead on a thread, and a synthetic batch."""
 
-from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from typing import Generator, Iterator, NamedTuple
@@ -10,9 +9,9 @@ import torch
 
 from benchmarks.bert_squad.arrays import DataSet, Windows
 from benchmarks.bert_squad.pytorch.config import Config
-from benchmarks.common.data.read_ahead import read_ahead
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.language.pytorch.encoder import Rows, fill_up, gather_rows, pinned, to_device
+from benchmarks.common.torch.batches import ahead, to_device
+from benchmarks.language.pytorch.encoder import Rows, fill_up, gather_rows
 
 
 class Batch(NamedTuple):
@@ -78,11 +77,9 @@ def training_input(
 
     def make(step: int) -> Batch:
         batch = gathered(data.train, batch_indices(config, data.train, step, steps, ranks))
-        return pinned(filled(batch, config) if config.cuda_graph else batch, ranks.context)
+        return filled(batch, config) if config.cuda_graph else batch
 
-    with closing(read_ahead(make, count(position), config.prefetch, 1)) as batches:
-        for batch in batches:
-            yield to_device(batch, ranks.context)
+    return ahead(make, count(position), config.prefetch, 1, ranks.context)
 
 
 def evaluation_batches(config: Config, windows: Windows, ranks: Ranks) -> Iterator[Batch]:
@@ -91,11 +88,9 @@ def evaluation_batches(config: Config, windows: Windows, ranks: Ranks) -> Iterat
     size = config.eval_batch_size * ranks.size
 
     def make(start: int) -> Batch:
-        return pinned(gathered(windows, order[start : start + size][ranks.rank :: ranks.size]), ranks.context)
+        return gathered(windows, order[start : start + size][ranks.rank :: ranks.size])
 
-    with closing(read_ahead(make, range(0, len(order), size), config.prefetch, 1)) as batches:
-        for batch in batches:
-            yield to_device(batch, ranks.context)
+    return ahead(make, range(0, len(order), size), config.prefetch, 1, ranks.context)
 
 
 def synthetic_batch(config: Config, vocabulary: int, ranks: Ranks, tokens: int = 0) -> Batch:

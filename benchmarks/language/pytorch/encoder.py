@@ -110,18 +110,6 @@ def with_tensors(batch: BatchT, tensors: Sequence[torch.Tensor]) -> BatchT:
     return type(batch)(rows, *rest)  # type: ignore[arg-type]
 
 
-def pinned(batch: BatchT, device: torch.device) -> BatchT:
-    # Pin the batch in memory for an asynchronous copy to ``device``.
-    return (
-        with_tensors(batch, [tensor.pin_memory() for tensor in tensors_of(batch)]) if device.type == "cuda" else batch
-    )
-
-
-def to_device(batch: BatchT, device: torch.device) -> BatchT:
-    # Copy to a device; asynchronous from pinned memory.
-    return with_tensors(batch, [tensor.to(device, non_blocking=True) for tensor in tensors_of(batch)])
-
-
 # -- layers ----------------------------------------------------------------------------------------------------
 
 

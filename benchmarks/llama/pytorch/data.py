@@ -1,18 +1,17 @@
 """Batches from a prepared data set, built by threads ahead of time; each group of ranks reads different samples."""
 
 import shutil
-from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Generator, Iterable, Iterator, List, NamedTuple, Sequence, TypeVar
+from typing import Any, Generator, Iterable, Iterator, List, NamedTuple, Sequence
 
 import numpy as np
 import torch
 
-from benchmarks.common.data.read_ahead import read_ahead
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
+from benchmarks.common.torch.batches import ahead, to_device
 from benchmarks.llama import order, tokenization
 from benchmarks.llama.dataset import DataSet, open_data
 from benchmarks.llama.megatron import Documents
@@ -31,7 +30,6 @@ class MicroBatch(NamedTuple):
     positions: torch.Tensor  # int64 (L,): this rank's positions of the samples
 
 
-Part = TypeVar("Part")  # a NamedTuple of tensors and other values
 Batch = List[MicroBatch]  # the group's samples per step, as micro-batches
 
 
@@ -92,7 +90,7 @@ def training_input(
     config: Any, source: Documents, samples: Order, ranks: Ranks, steps: Iterable[int]
 ) -> Generator[Batch, None, None]:
     """Yield the training batches of ``steps`` of the run on this rank's device; see ``ahead``."""
-    return ahead(partial(step_of, config, source, samples, ranks), steps, config.prefetch, ranks.context)
+    return ahead(partial(step_of, config, source, samples, ranks), steps, config.prefetch, THREADS, ranks.context)
 
 
 def evaluation_input(config: Any, source: Documents, samples: Order, ranks: Ranks) -> Iterator[MicroBatch]:
@@ -127,33 +125,3 @@ def synthetic_micro_batch(config: Any, vocabulary: int, ranks: Ranks, rows: int)
     tokens = torch.randint(vocabulary, (rows, config.sequence_length + 1), generator=generator)
     positions = position.positions(config.sequence_length)
     return to_device(MicroBatch(tokens[:, positions], tokens[:, positions + 1], positions), ranks.context)
-
-
-# -- any batches -----------------------------------------------------------------------------------------
-
-
-def ahead(
-    make: Callable[[int], List[Part]], steps: Iterable[int], prefetch: int, device: torch.device
-) -> Generator[List[Part], None, None]:
-    """Yield ``make(step)`` for all ``steps``, on ``device``.
-
-    Threads start with the first batch; ``close`` stops them.
-    """
-
-    def pinned(step: int) -> List[Part]:
-        micro_batches = make(step)
-        if device.type != "cuda":
-            return micro_batches
-        return [_map_tensors(part, torch.Tensor.pin_memory) for part in micro_batches]
-
-    with closing(read_ahead(pinned, steps, prefetch, THREADS)) as batches:
-        for batch in batches:
-            yield [to_device(part, device) for part in batch]
-
-
-def to_device(part: Part, device: torch.device) -> Part:
-    return _map_tensors(part, lambda tensor: tensor.to(device, non_blocking=True))
-
-
-def _map_tensors(part: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    return type(part)(*(change(field) if isinstance(field, torch.Tensor) else field for field in part))

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.llama.pytorch.data import ahead, to_device
+from benchmarks.common.torch.batches import ahead, to_device
+from benchmarks.llama.pytorch.data import THREADS
 from benchmarks.llama.pytorch.network import IGNORE_INDEX
 from benchmarks.llama.pytorch.parallel import MeshPosition, mesh_position_of
 from benchmarks.llama2_70b_lora.dataset import Samples
@@ -62,7 +63,7 @@ def training_input(config: Config, data: Samples, ranks: Ranks, steps: Iterable[
 
     Each epoch has a different sample order; a batch may span two epochs.
     """
-    return ahead(partial(step_of, config, data, ranks), steps, config.prefetch, ranks.context)
+    return ahead(partial(step_of, config, data, ranks), steps, config.prefetch, THREADS, ranks.context)
 
 
 def evaluation_input(config: Config, data: Samples, ranks: Ranks) -> Iterator[MicroBatch]:

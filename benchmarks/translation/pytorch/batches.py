@@ -3,7 +3,7 @@
 from contextlib import closing
 from functools import partial
 from itertools import count
-from typing import Any, Callable, Generator, Iterator, NamedTuple, Tuple
+from typing import Callable, Generator, Iterator, NamedTuple, Tuple
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ import torch
 from benchmarks.common.data.arrays import Sequences
 from benchmarks.common.data.read_ahead import read_ahead
 from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import batches
 from benchmarks.translation.arrays import Pairs
 from benchmarks.translation.orders import Order
 from benchmarks.translation.vocabulary import BOS, EOS, PAD
@@ -102,9 +103,8 @@ def training_input(
         ahead: maximum prefetched batches; 0: no threads.
     """
     tasks = _tasks(order_of, position, ahead)
-    with closing(tasks), closing(read_ahead(partial(_build, pairs, ranks, shape), tasks, ahead, 1)) as batches:
-        for batch in batches:
-            yield _arrived(batch, ranks.context)
+    with closing(tasks):
+        yield from batches.ahead(partial(_build, pairs, ranks, shape), tasks, ahead, 1, ranks.context)
 
 
 def _tasks(order_of: Callable[[int], Order], position: int, ahead: int) -> Generator[Task, None, None]:
@@ -118,7 +118,7 @@ def _tasks(order_of: Callable[[int], Order], position: int, ahead: int) -> Gener
 
 
 def _build(pairs: Pairs, ranks: Ranks, shape: Shape, task: Task) -> Batch:
-    (order, step), copy = task, partial(_tensor, device=ranks.context)
+    order, step = task
     indices, first = order.batch(step, ranks.rank, ranks.size), step * ranks.size
     all_sentences = order.sentences[order.bounds[first] : order.bounds[first + ranks.size]]
     source, source_lengths = padded(pairs.source, indices, int(shape.source_bos), 1, shape.multiple)
@@ -129,17 +129,17 @@ def _build(pairs: Pairs, ranks: Ranks, shape: Shape, task: Task) -> Batch:
     target_in[:, 1:] = np.where(target_out[:, :-1] == EOS, PAD, target_out[:, :-1])
     rows = np.flatnonzero(target_out.reshape(-1) != PAD)
     return Batch(
-        source=copy(source),
-        source_lengths=copy(source_lengths),
-        target_in=copy(target_in),
-        target_out=copy(target_out),
-        rows=copy(rows),
+        source=torch.from_numpy(source),
+        source_lengths=torch.from_numpy(source_lengths),
+        target_in=torch.from_numpy(target_in),
+        target_out=torch.from_numpy(target_out),
+        rows=torch.from_numpy(rows),
         tokens=len(rows),
         all_tokens=int(pairs.target.lengths[all_sentences].sum(dtype=np.int64)) + len(all_sentences),
         sentences=len(all_sentences),
         all_source_tokens=int(pairs.source.lengths[all_sentences].sum(dtype=np.int64))
         + len(all_sentences) * (1 + shape.source_bos),
-        source_rows=copy(np.flatnonzero(source.reshape(-1) != PAD)),
+        source_rows=torch.from_numpy(np.flatnonzero(source.reshape(-1) != PAD)),
     )
 
 
@@ -147,26 +147,13 @@ def evaluation_batches(
     sentences: Sequences, order: Order, ranks: Ranks, shape: Shape = PLAIN, ahead: int = AHEAD
 ) -> Iterator[SourceBatch]:
     # Yield this rank's batches of ``order`` over the source of the test part; some may be empty.
-    copy = partial(_tensor, device=ranks.context)
-
     def make(step: int) -> SourceBatch:
         indices = order.batch(step, ranks.rank, ranks.size)
-        return SourceBatch(indices, *map(copy, padded(sentences, indices, int(shape.source_bos), 1, shape.multiple)))
+        return SourceBatch(
+            indices, *map(torch.from_numpy, padded(sentences, indices, int(shape.source_bos), 1, shape.multiple))
+        )
 
-    with closing(read_ahead(make, range(order.steps), ahead, 1)) as batches:
-        for batch in batches:
-            yield _arrived(batch, ranks.context)
-
-
-def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    # Pin an array in memory for an asynchronous copy to ``device``.
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory() if device.type == "cuda" else tensor
-
-
-def _arrived(batch: Any, device: torch.device) -> Any:
-    # Return a batch on ``device``; PyTorch keeps pinned memory until the copy is done.
-    return type(batch)(*(field.to(device, non_blocking=True) if torch.is_tensor(field) else field for field in batch))
+    return batches.ahead(make, range(order.steps), ahead, 1, ranks.context)
 
 
 def synthetic_batch(vocabulary_size: int, sentences: int, length: int, ranks: Ranks) -> Batch:
@@ -188,4 +175,4 @@ def synthetic_batch(vocabulary_size: int, sentences: int, length: int, ranks: Ra
         all_source_tokens=count * ranks.size,
         source_rows=torch.arange(count),
     )
-    return _arrived(batch, ranks.context)
+    return batches.to_device(batch, ranks.context)
