@@ -7,7 +7,7 @@ context.
 """
 
 import unicodedata
-from typing import Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -30,18 +30,6 @@ class Text(NamedTuple):
     ids: np.ndarray  # uint16 [tokens]
     begins: np.ndarray  # int64 [tokens]: first character in the paragraph
     ends: np.ndarray  # int64 [tokens]: last character + 1
-
-
-class Window(NamedTuple):
-    """A question with a part of the paragraph; arrays are for all tokens, 0 outside the paragraph."""
-
-    tokens: np.ndarray
-    second: int  # position where the part of the paragraph starts
-    start: int  # position of the first token of the answer; 0 ([CLS]) if the answer is not completely in this window
-    end: int  # position of the last token, or 0
-    begins: np.ndarray
-    ends: np.ndarray
-    best: np.ndarray  # whether no other window has more context for the token
 
 
 def tokenized(text: str, tokenizer: Tokenizer) -> Text:
@@ -90,8 +78,10 @@ def most_context(length: int, cut: List[Tuple[int, int]]) -> np.ndarray:
 
 def windows(
     question: List[int], text: Text, cut: Cut, vocabulary: Vocabulary, answer: Optional[Tuple[int, int]]
-) -> Iterator[Window]:
-    """Yield a question's windows.
+) -> Iterator[Dict[str, Any]]:
+    """Yield a question's windows as the values of the arrays in arrays.py, for all tokens or for the window.
+
+    ``start`` is 0 ([CLS]) if the answer is not completely in the window.
 
     Args:
         question: tokens of the question.
@@ -109,12 +99,12 @@ def windows(
         start = end = 0
         if answer is not None and first <= answer[0] and answer[1] < first + size:
             start, end = (position - first + second for position in answer)
-        yield Window(
-            tokens=np.concatenate([prefix, text.ids[part], prefix[-1:]]),
-            second=second,
-            start=start,
-            end=end,
-            begins=np.pad(text.begins[part], (second, 1)),
-            ends=np.pad(text.ends[part], (second, 1)),
-            best=np.pad(owners[part] == number, (second, 1)),
-        )
+        yield {
+            "tokens": np.concatenate([prefix, text.ids[part], prefix[-1:]]),
+            "second": second,
+            "start": start,
+            "end": end,
+            "begins": np.pad(text.begins[part], (second, 1)),
+            "ends": np.pad(text.ends[part], (second, 1)),
+            "best": np.pad(owners[part] == number, (second, 1)),
+        }

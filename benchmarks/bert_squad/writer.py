@@ -20,7 +20,7 @@ from benchmarks.bert_squad import (
     windows,
 )
 from benchmarks.bert_squad.arrays import LONGEST_PARAGRAPH
-from benchmarks.bert_squad.windows import Cut, Window
+from benchmarks.bert_squad.windows import Cut
 from benchmarks.common.data import source_checks, text_files
 from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.prepare import Content, Listing, Split, check_room
@@ -121,7 +121,7 @@ def write_part(
     Returns numbers: of windows, questions, questions without answer tokens (``left_out``), windows ``with_answer``, and
     questions that were ``cut_off`` at the limit.
     """
-    part_windows: List[Window] = []
+    part_windows: List[Dict[str, Any]] = []
     owners: List[int] = []
     number = left_out = cut_off = 0
     for done, paragraph in enumerate(paragraphs, 1):
@@ -144,9 +144,9 @@ def write_part(
             number += 1
         progress.update(part, done, len(paragraphs), unit="paragraphs")
     arrays = {
-        **{name: np.concatenate([getattr(window, name) for window in part_windows]) for name in OF_TOKENS},
-        "offsets": np.cumsum([0, *(len(window.tokens) for window in part_windows)]),
-        **{name: np.array([getattr(window, name) for window in part_windows]) for name in ("second", "start", "end")},
+        **{name: np.concatenate([window[name] for window in part_windows]) for name in OF_TOKENS},
+        "offsets": np.cumsum([0, *(len(window["tokens"]) for window in part_windows)]),
+        **{name: np.array([window[name] for window in part_windows]) for name in ("second", "start", "end")},
         "question": np.array(owners),
     }
     for name, values in arrays.items():

@@ -1,6 +1,6 @@
 """Network and optimizer of Llama 3.1 8B and gpt-oss-20b on this rank."""
 
-from typing import Any, Dict, Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -9,7 +9,7 @@ from benchmarks.llama.pytorch import fp8, parallel, state
 from benchmarks.llama.pytorch.network import ComputeOptions, Network
 
 
-class Training:
+class Training(state.Sharded):
     """This rank's part of the network and of AdamW's state, with the initial weights of the seed."""
 
     def __init__(self, config: Any, vocabulary: int, ranks: Ranks) -> None:
@@ -25,12 +25,3 @@ class Training:
         parallel.initialize(self.network, config.initial_weights, config.seed, ranks.context)
         self.parameters = dict(self.network.named_parameters())
         self.optimizer = state.adamw(self.parameters, config)
-
-    def state_dict(self) -> Dict[str, Any]:
-        return state.parts_of(self.parameters, self.optimizer)
-
-    def restore(self, every_rank: Iterable[Mapping[str, Any]]) -> None:
-        state.restore(self.parameters, self.optimizer, every_rank)
-
-    def forget(self) -> None:
-        state.forget(self.optimizer)

@@ -102,7 +102,6 @@ def log_perplexity(config: Any, data: DataSet, logits: Callable[[np.ndarray], np
 def pretrained(config: Any, saved: Mapping[str, Any], folder: Path) -> Subject:
     data = open_for(config, folder)
     network = Network(config.shape(data.padded_vocabulary(config.vocabulary_multiple)))
-    parts = [saved[f"rank_{rank}"]["parts"] for rank in range(sum(key.startswith("rank_") for key in saved))]
-    network.load_state_dict(joined(parts))
+    network.load_state_dict(joined(saved))
     facts = {"tokenizer": "tokenizer.json of the data set", "sequence_length": config.sequence_length}
     return subject(network, partial(log_perplexity, config, data), data.test.read(0, 0, FROM), facts)

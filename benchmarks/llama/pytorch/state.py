@@ -1,6 +1,6 @@
 """Optimizer and sharded checkpoints. A checkpoint can be loaded on any number of ranks."""
 
-from typing import Any, Dict, Iterable, List, Mapping, Sequence
+from typing import Any, Dict, Iterable, List, Mapping
 
 import torch
 
@@ -28,45 +28,49 @@ def adamw(parameters: Parameters, config: Any) -> torch.optim.AdamW:
     return optimizer
 
 
-def parts_of(parameters: Parameters, optimizer: torch.optim.Optimizer) -> Dict[str, Any]:
-    """Return this rank's shards of weights and AdamW state, with their offsets in the full tensors."""
-    parts: Dict[str, Any] = {}
-    for name, parameter in parameters.items():
-        state = optimizer.state[parameter]
-        parts[name] = {
-            "begins": [part.start for part in parallel.share(parameter)],
-            "shape": list(parameter.shape),
-            "weights": parallel.local(parameter.detach()),
-            "step": state["step"],
-            **{key: parallel.local(state[key]) for key in MOMENTS},
-        }
-    return {"parts": parts}
+class Sharded:
+    """Trained weights of a network and AdamW, sharded over ranks."""
+
+    parameters: Parameters
+    optimizer: torch.optim.AdamW
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Return this rank's shards of weights and AdamW state, with their offsets in the full tensors."""
+        parts: Dict[str, Any] = {}
+        for name, parameter in self.parameters.items():
+            state = self.optimizer.state[parameter]
+            parts[name] = {
+                "begins": [part.start for part in parallel.share(parameter)],
+                "shape": list(parameter.shape),
+                "weights": parallel.local(parameter.detach()),
+                "step": state["step"],
+                **{key: parallel.local(state[key]) for key in MOMENTS},
+            }
+        return {"parts": parts}
+
+    @torch.no_grad()
+    def restore(self, every_rank: Iterable[Mapping[str, Any]]) -> None:
+        """Load this rank's shards from the shards of all ranks in a checkpoint; the sharding may differ."""
+        for saved in every_rank:
+            for name, parameter in self.parameters.items():
+                state, part = self.optimizer.state[parameter], saved["parts"][name]
+                state["step"].copy_(part["step"])
+                for tensor, key in ((parameter, "weights"), *((state[key], key) for key in MOMENTS)):
+                    parallel.fill(tensor, part["begins"], part[key])
+
+    @torch.no_grad()
+    def forget(self) -> None:
+        # Reset AdamW's state in place.
+        for state in self.optimizer.state.values():
+            for values in state.values():
+                parallel.local(values).zero_()
 
 
-@torch.no_grad()
-def restore(parameters: Parameters, optimizer: torch.optim.Optimizer, every_rank: Iterable[Mapping[str, Any]]) -> None:
-    """Load this rank's shards from the shards of all ranks in a checkpoint; the sharding may differ."""
-    for saved in every_rank:
-        for name, parameter in parameters.items():
-            state, part = optimizer.state[parameter], saved["parts"][name]
-            state["step"].copy_(part["step"])
-            for tensor, key in ((parameter, "weights"), *((state[key], key) for key in MOMENTS)):
-                parallel.fill(tensor, part["begins"], part[key])
-
-
-@torch.no_grad()
-def forget(optimizer: torch.optim.Optimizer) -> None:
-    for state in optimizer.state.values():
-        for values in state.values():
-            parallel.local(values).zero_()
-
-
-def joined(parts: Sequence[Mapping[str, Any]]) -> Dict[str, torch.Tensor]:
+def joined(saved: Mapping[str, Any]) -> Dict[str, torch.Tensor]:
     """Return the full weights by name from the shards of all ranks in a checkpoint."""
     tensors: Dict[str, torch.Tensor] = {}
-    for part in parts:
-        for name, saved in part.items():
-            full = tensors.setdefault(name, torch.empty(saved["shape"]))
-            index = tuple(slice(start, start + size) for start, size in zip(saved["begins"], saved["weights"].shape))
-            full[index] = saved["weights"]
+    for name, part in (item for rank in saved if rank.startswith("rank_") for item in saved[rank]["parts"].items()):
+        full = tensors.setdefault(name, torch.empty(part["shape"]))
+        index = tuple(slice(start, start + size) for start, size in zip(part["begins"], part["weights"].shape))
+        full[index] = part["weights"]
     return tensors

@@ -15,14 +15,12 @@ import torch
 from benchmarks.common.export import export
 from benchmarks.common.export.export import Subject
 from benchmarks.common.export.torch import TOOLS
-from benchmarks.llama.pytorch import adapters, serving, weights
+from benchmarks.llama.pytorch import adapters, serving
 from benchmarks.llama.pytorch.network import Network
-from benchmarks.llama.pytorch.parallel import initialize
 from benchmarks.llama.pytorch.state import joined
-from benchmarks.llama.safetensors import tensors_of
 from benchmarks.llama2_70b_lora.dataset import DataSet, open_data
 from benchmarks.llama2_70b_lora.pytorch.config import Config
-from benchmarks.llama2_70b_lora.pytorch.model import rule_of
+from benchmarks.llama2_70b_lora.pytorch.model import rule_of, set_base
 
 
 def evaluate(data: DataSet, logits: Callable[[np.ndarray], np.ndarray]) -> Dict[str, float]:
@@ -36,17 +34,12 @@ def evaluate(data: DataSet, logits: Callable[[np.ndarray], np.ndarray]) -> Dict[
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
-    data, cpu = open_data(folder), torch.device("cpu")
+    data = open_data(folder)
     shape = config.shape(data.padded_vocabulary(config.vocabulary_multiple))
     with torch.device("meta"):
         network = Network(shape).requires_grad_(False)
-    if config.base:
-        network.to_empty(device=cpu)
-        weights.fill(network, tensors_of(data.base(config.base)))
-    else:
-        initialize(network, config.initial_weights, config.seed, cpu)
-    parts = [saved[f"rank_{rank}"]["parts"] for rank in range(sum(key.startswith("rank_") for key in saved))]
-    network.load_state_dict(adapters.merged(network.state_dict(), joined(parts), rule_of(config).scale))
+    set_base(network, config, data.base(config.base) if config.base else None, torch.device("cpu"))
+    network.load_state_dict(adapters.merged(network.state_dict(), joined(saved), rule_of(config).scale))
     facts = {"tokenizer": "tokenizer.json of the base", "sequence_length": config.sequence_length}
     return serving.subject(network, partial(evaluate, data), data.test.tokens[0], facts)
 

@@ -82,7 +82,7 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
     dropout.samples = adapters.NO_SAMPLES
     for group in training.optimizer.param_groups:
         group["lr"] = rate
-    torch.nn.utils.clip_grad_norm_(training.adapters.values(), training.config.gradient_clip, foreach=True)
+    torch.nn.utils.clip_grad_norm_(training.parameters.values(), training.config.gradient_clip, foreach=True)
     training.optimizer.step()
     training.optimizer.zero_grad()
     return total
