@@ -61,13 +61,6 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-class Scores(NamedTuple):
-    # 0 to 100.
-
-    exact_match: float
-    f1: float
-
-
 def normalized(text: str) -> str:
     """Return ``text`` in lower case without ASCII punctuation, articles and superfluous white space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
@@ -85,8 +78,8 @@ def f1(prediction: str, reference: str) -> float:
     return 2 * shared / (len(predicted) + len(expected)) if shared else 0.0
 
 
-def score(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
-    """Return both means over all questions.
+def score(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Tuple[float, float]:
+    """Return the means of F1 and exact match over all questions, 0 to 100.
 
     Args:
         predictions: one text per question.
@@ -97,11 +90,9 @@ def score(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Sc
     """
     if len(predictions) != len(references) or not references:
         raise ValueError(f"{len(predictions)} predictions for {len(references)} questions")
-    sums = [
-        sum(
-            max(metric(prediction, reference) for reference in known)
-            for prediction, known in zip(predictions, references)
-        )
-        for metric in (exact_match, f1)
+    best = [
+        [max(metric(prediction, reference) for reference in known) for metric in (f1, exact_match)]
+        for prediction, known in zip(predictions, references)
     ]
-    return Scores(*(100 * total / len(references) for total in sums))
+    of_f1, exact = (100 * sum(values) / len(best) for values in zip(*best))
+    return of_f1, exact

@@ -29,6 +29,11 @@ class Derived:
         # Micro-batches of a step.
         return int(self.batch_size // self.micro_batch_size)
 
+    @property
+    def recomputed_layers(self: Any) -> int:
+        # Layers with activation checkpointing, from the first on.
+        return int(self.layers if self.recompute else self.recompute_layers)
+
     def global_batch(self: Any, ranks: int) -> int:
         # Samples per step of all ranks.
         return int(self.batch_size * (ranks // self.group))

@@ -58,7 +58,7 @@ def needed(
     size, weights = size_of(config), weights_of(config, vocabulary)
     reduced = 2 if config.gradient_reduction == "bf16" else 4
     positions = config.micro_batch_size * config.sequence_length / config.context_parallelism
-    recomputed = config.layers if config.recompute else config.recompute_layers
+    recomputed = config.recomputed_layers
     input_bytes = config.width * size
     saved = positions * (recomputed * input_bytes + (config.layers - recomputed) * activation_bytes)
     last_layer = positions * (activation_bytes - input_bytes) if recomputed == config.layers else 0.0

@@ -140,18 +140,13 @@ def by_tokens(
     also ends before padding exceeds MOST_PADDING, and incomplete sets of batches are dropped, where the submission
     uses empty batches.
 
-    Pairs with a side longer than ``longest``, including EOS, are dropped.
+    Pairs with a side longer than ``longest``, including EOS, are dropped; the configuration ensures that a batch holds
+    the others.
 
     Raises:
-        Problem: there are fewer batches than ranks, or ``tokens`` are less than the longest pair.
+        Problem: there are fewer batches than ranks.
     """
     random = _random(seed, epoch)
-    if longest > tokens:
-        raise Problem(
-            f"pairs of up to {longest} positions in batches of {tokens}",
-            "batches that hold the longest pair",
-            "increase the tokens per batch, or reduce the maximum length",
-        )
     longer = np.maximum(source, target).astype(np.int64) + MARKS
     indices = random.permutation(np.flatnonzero(longer <= longest))
     indices = indices[np.lexsort((target[indices], source[indices]))]

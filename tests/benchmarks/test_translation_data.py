@@ -319,7 +319,6 @@ SIZE = {"batch_size": 32, "ranks": 2, "longest": 75}
         (orders.by_sentences, SIZE, "no bucket of 20 pairs has the 64 of a step"),
         (orders.by_shards, {**SIZE, "shard_size": 1}, "fewer than the 64 of a step"),
         (orders.by_tokens, {"tokens": 4096, "ranks": 9, "longest": 120}, "for 9 ranks"),
-        (orders.by_tokens, {"tokens": 64, "ranks": 1, "longest": 75}, "pairs of up to 75 positions in batches of 64"),
     ],
 )
 def test_too_few_pairs_are_refused(rule: Callable[..., orders.Order], options: dict[str, int], problem: str) -> None:

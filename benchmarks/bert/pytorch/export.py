@@ -8,14 +8,13 @@ from typing import Any, Dict, Mapping, Tuple
 
 import numpy as np
 import torch
-from torch import nn
 
 from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import MicroBatch, evaluation_input
 from benchmarks.bert.pytorch.model import Network
 from benchmarks.common.export import export
 from benchmarks.common.export.export import Arrays, Infer, Subject, Value
-from benchmarks.common.export.torch import ALONE, TOOLS
+from benchmarks.common.export.torch import ALONE, TOOLS, Served
 from benchmarks.language.arrays import DataSet, open_data
 from benchmarks.language.pytorch import serving
 from benchmarks.language.pytorch.encoder import shape_of
@@ -32,11 +31,7 @@ OUTPUTS = (
 )
 
 
-class Served(nn.Module):
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
-
+class Padded(Served):
     def forward(
         self, tokens: torch.Tensor, segments: torch.Tensor, mask: torch.Tensor, masked: torch.Tensor
     ) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -82,7 +77,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
 
     ones = np.ones((2, data.sequence_length), np.int64)
     return Subject(
-        model=Served(network).eval(),
+        model=Padded(network).eval(),
         inputs=INPUTS,
         outputs=OUTPUTS,
         example=(ones, ones, ones, np.zeros((2, data.max_predictions), np.int64)),

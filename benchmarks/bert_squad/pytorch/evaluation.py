@@ -71,8 +71,8 @@ def quality(predictions: Sequence[Sequence[Span]], data: DataSet, ranks: Ranks, 
         questions = data.questions
         contexts = (question.context for question in questions)
         texts = [text[spans[0].begin : spans[0].end] if spans else "" for spans, text in zip(predictions, contexts)]
-        result = score(texts, [question.references for question in questions])
-        values += torch.tensor([result.f1, result.exact_match], dtype=torch.float64, device=ranks.context)
+        scores = score(texts, [question.references for question in questions])
+        values += torch.tensor(scores, dtype=torch.float64, device=ranks.context)
         # Formats of SQuAD's evaluate-v1.1.py and of run_squad.py.
         _replace(output / PREDICTIONS, {question.id: text for question, text in zip(questions, texts)})
         _replace(

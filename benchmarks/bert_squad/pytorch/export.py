@@ -10,7 +10,6 @@ from typing import Any, Dict, Mapping, Tuple
 
 import numpy as np
 import torch
-from torch import nn
 
 from benchmarks.bert_squad.arrays import DataSet, open_data
 from benchmarks.bert_squad.pytorch.config import Config
@@ -19,7 +18,7 @@ from benchmarks.bert_squad.pytorch.evaluation import answer, quality
 from benchmarks.bert_squad.pytorch.model import Network
 from benchmarks.common.export import export
 from benchmarks.common.export.export import Arrays, Infer, Subject, Value
-from benchmarks.common.export.torch import ALONE, TOOLS
+from benchmarks.common.export.torch import ALONE, TOOLS, Served
 from benchmarks.language.pytorch import serving
 
 NOWHERE = -1e4  # logit of padding positions
@@ -31,11 +30,7 @@ INPUTS = (
 OUTPUTS = (Value("start", "logit of the answer's first token"), Value("end", "logit of the answer's last token"))
 
 
-class Served(nn.Module):
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
-
+class Padded(Served):
     def forward(
         self, tokens: torch.Tensor, segments: torch.Tensor, mask: torch.Tensor
     ) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -73,7 +68,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
 
     ones = np.ones((2, config.sequence_length), np.int64)
     return Subject(
-        model=Served(network).eval(),
+        model=Padded(network).eval(),
         inputs=INPUTS,
         outputs=OUTPUTS,
         example=(ones, ones, ones),

@@ -20,6 +20,14 @@ OPSET = 20  # ONNX's version that servers of the last years read
 LARGEST_FILE = 1 << 30
 
 
+class Served(torch.nn.Module):
+    """A network as a server calls it; ``forward`` has the inputs and outputs of the export."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+
 def as_tensors(arrays: Arrays) -> Tuple[torch.Tensor, ...]:
     return tuple(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from benchmarks.common.export import export
 from benchmarks.common.export.export import Arrays, Infer, Parts, Subject, Value
-from benchmarks.common.export.torch import ALONE, TOOLS, as_tensors, inferring
+from benchmarks.common.export.torch import ALONE, TOOLS, Served, as_tensors, inferring
 from benchmarks.gnmt.pytorch import attention
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.gnmt.pytorch.data import evaluation_input
@@ -41,22 +41,14 @@ STEP = (
 )
 
 
-class Encoder(nn.Module):
-    def __init__(self, network: GNMT) -> None:
-        super().__init__()
-        self.network = network
-
+class Encoder(Served):
     def forward(self, source: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         # Context and keys (B, S, width) of int64 (B, S).
         context, keys, _ = self.network.encode(source, (source != PAD).sum(1))
         return context, keys
 
 
-class Step(nn.Module):
-    def __init__(self, network: GNMT) -> None:
-        super().__init__()
-        self.network = network
-
+class Step(Served):
     def forward(
         self,
         tokens: torch.Tensor,

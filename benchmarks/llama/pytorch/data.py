@@ -17,7 +17,7 @@ from benchmarks.llama.dataset import DataSet, open_data
 from benchmarks.llama.megatron import Documents
 from benchmarks.llama.order import Order
 from benchmarks.llama.pytorch.network import IGNORE_INDEX
-from benchmarks.llama.pytorch.parallel import MeshPosition, mesh_position_of
+from benchmarks.llama.pytorch.parallel import MeshPosition, mesh_position
 from benchmarks.llama.pytorch.texts import TEXTS
 
 THREADS = 2  # that build batches
@@ -59,10 +59,6 @@ def remove_order(run: Run) -> None:
     """Free the space of the order, 3.4 GB with C4, at the end of the run."""
     if run.ranks.rank == 0:
         shutil.rmtree(run.output / ORDER, ignore_errors=True)
-
-
-def mesh_position(config: Any, ranks: Ranks) -> MeshPosition:
-    return mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)
 
 
 def micro_batch(

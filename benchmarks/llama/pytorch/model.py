@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.llama.pytorch import fp8, parallel, state
-from benchmarks.llama.pytorch.network import ComputeOptions, Network
+from benchmarks.llama.pytorch.network import Network
 
 
 class Training(state.Sharded):
@@ -14,10 +14,10 @@ class Training(state.Sharded):
 
     def __init__(self, config: Any, vocabulary: int, ranks: Ranks) -> None:
         self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
-        self.position = parallel.mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)
+        self.position = parallel.mesh_position(config, ranks)
         attend = parallel.select_attention(config, ranks, self.position)
         with torch.device("meta"):
-            self.network = Network(config.shape(vocabulary), ComputeOptions.of(config), attend)
+            self.network = Network(config.shape(vocabulary), config.recomputed_layers, config.loss_rows, attend)
         if config.fp8 != "none":
             fp8.set_up(self.network, config.fp8, ranks)
         policy, experts = parallel.policy_of(config), config.expert_parallelism

@@ -58,9 +58,10 @@ class MeshPosition(NamedTuple):
         return torch.cat([parts[self.part], parts[-1 - self.part]])
 
 
-def mesh_position_of(ranks: Ranks, tensor: int, context: int) -> MeshPosition:
-    size = tensor * context
-    return MeshPosition(ranks.size // size, ranks.rank // size, context, ranks.rank % size // tensor, tensor)
+def mesh_position(config: Any, ranks: Ranks) -> MeshPosition:
+    tensor, size = config.tensor_parallelism, config.group
+    part = ranks.rank % size // tensor
+    return MeshPosition(ranks.size // size, ranks.rank // size, config.context_parallelism, part, tensor)
 
 
 def policy_of(config: Any) -> MixedPrecisionPolicy:

@@ -6,9 +6,9 @@ from typing import Any, Callable, Dict, Mapping, Tuple
 
 import numpy as np
 import torch
-from torch import nn
 
 from benchmarks.common.export.export import Infer, Subject, Value
+from benchmarks.common.export.torch import Served
 from benchmarks.llama import order
 from benchmarks.llama.dataset import DataSet
 from benchmarks.llama.generate import POSITIONS, empty_cache, generate
@@ -29,11 +29,7 @@ OUTPUTS = (
 )
 
 
-class Step(nn.Module):
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
-
+class Step(Served):
     def forward(self, tokens: torch.Tensor, cache: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return logits (B, N, vocabulary) and keys and values (B, layers, 2, key_value_heads, N, size).
 

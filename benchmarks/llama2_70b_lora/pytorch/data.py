@@ -10,7 +10,7 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch.batches import ahead, to_device
 from benchmarks.llama.pytorch.data import THREADS
 from benchmarks.llama.pytorch.network import IGNORE_INDEX
-from benchmarks.llama.pytorch.parallel import MeshPosition, mesh_position_of
+from benchmarks.llama.pytorch.parallel import MeshPosition, mesh_position
 from benchmarks.llama2_70b_lora.dataset import Samples
 from benchmarks.llama2_70b_lora.pytorch.config import Config
 
@@ -24,10 +24,6 @@ class MicroBatch(NamedTuple):
 
 
 Batch = List[MicroBatch]  # the group's samples per step, as micro-batches
-
-
-def mesh_position(config: Config, ranks: Ranks) -> MeshPosition:
-    return mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)
 
 
 @lru_cache(maxsize=4)

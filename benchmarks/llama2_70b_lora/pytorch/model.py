@@ -9,7 +9,7 @@ import torch
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.llama.pytorch import adapters, fp8, parallel, state
-from benchmarks.llama.pytorch.network import ComputeOptions, Network, hf_name
+from benchmarks.llama.pytorch.network import Network, hf_name
 from benchmarks.llama.safetensors import Stored, tensors_of
 from benchmarks.llama2_70b_lora.pytorch.config import Config
 
@@ -74,11 +74,11 @@ class Training(state.Sharded):
             Problem: the weights do not match the network.
         """
         self.config, self.ranks, self.vocabulary, self.base = config, ranks, vocabulary, base
-        self.position = parallel.mesh_position_of(ranks, config.tensor_parallelism, config.context_parallelism)
+        self.position = parallel.mesh_position(config, ranks)
         policy = parallel.policy_of(config)
         attend = parallel.select_attention(config, ranks, self.position)
         with torch.device("meta"):
-            self.network = Network(config.shape(vocabulary), ComputeOptions.of(config), attend)
+            self.network = Network(config.shape(vocabulary), config.recomputed_layers, config.loss_rows, attend)
         self.network.to(policy.param_dtype)
         if config.fp8 != "none":
             fp8.set_up(self.network, config.fp8, ranks, frozen=True)

@@ -8,11 +8,10 @@ from typing import Any, Dict, List, Mapping, Tuple
 
 import numpy as np
 import torch
-from torch import nn
 
 from benchmarks.common.export import export
 from benchmarks.common.export.export import Arrays, Infer, Parts, Subject, Value
-from benchmarks.common.export.torch import ALONE, TOOLS, as_tensors, inferring
+from benchmarks.common.export.torch import ALONE, TOOLS, Served, as_tensors, inferring
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import evaluation_input
 from benchmarks.transformer.pytorch.model import (
@@ -41,11 +40,7 @@ STEP_PARTS = ("self_attention", "fc1", "fc2", "norms", "cross_attention.query", 
 POSITIONS = 5  # position axis in a cache (B, K, layers, 2, heads, P, width / heads)
 
 
-class Encoder(nn.Module):
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
-
+class Encoder(Served):
     def forward(self, source: torch.Tensor) -> torch.Tensor:
         # (B, layers, 2, heads, S, width / heads) of int64 (B, S).
         network = self.network
@@ -53,11 +48,7 @@ class Encoder(nn.Module):
         return stack(network.memories(network.encode_embeddings(values, mask_of(source))))
 
 
-class Step(nn.Module):
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
-
+class Step(Served):
     def forward(
         self, tokens: torch.Tensor, source: torch.Tensor, memory: torch.Tensor, cache: torch.Tensor
     ) -> Tuple[torch.Tensor, torch.Tensor]:

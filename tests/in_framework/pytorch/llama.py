@@ -23,7 +23,6 @@ from benchmarks.llama.megatron import Documents
 from benchmarks.llama.pytorch import adapters, attention, data, experts, fp8, model, parallel, state
 from benchmarks.llama.pytorch.network import (
     IGNORE_INDEX,
-    ComputeOptions,
     Network,
     hf_name,
     rope_frequencies,
@@ -78,7 +77,7 @@ TRAINER, GPT_OSS_TRAINER = (
 
 # LlamaForCausalLM and GptOssForCausalLM of transformers 4.57.1 with norms in float64. Rotary frequencies of Llama are
 # fp32 as well; gpt-oss is eager, with biases 0, softmax in float64 and a window of 4.
-@pytest.mark.parametrize("options", [ComputeOptions(), ComputeOptions(2, loss_rows=5)])
+@pytest.mark.parametrize("options", [(), (2, 5)])  # recomputed layers, loss rows
 @pytest.mark.parametrize(
     ("shape", "scale", "length", "ignored", "expected"),
     [
@@ -90,7 +89,7 @@ TRAINER, GPT_OSS_TRAINER = (
     ],
 )
 def test_logits_loss_and_gradients_match_transformers(options, shape, scale, length, ignored, expected):
-    network = Network(shape, options).double()
+    network = Network(shape, *options).double()
     set_fixed_weights(network.parameters(), scale)
     tokens = TOKENS[: 2 * length + 2].view(2, length + 1)
     labels = tokens[:, 1:].clone()
@@ -189,7 +188,8 @@ GPT_OSS_MEMORY = dataclasses.replace(GPT_OSS, inner_width=80, sinks=False, windo
 )
 def test_activation_memory_matches_the_formula(config, changes, tolerance, ranks):
     config = dataclasses.replace(config, **changes)
-    network = Network(config.shape(VOCABULARY), ComputeOptions.of(config)).to(pytorch.DTYPES[config.precision])
+    network = Network(config.shape(VOCABULARY), config.recomputed_layers, config.loss_rows)
+    network.to(pytorch.DTYPES[config.precision])
     if config.fp8 != "none":
         fp8.set_up(network, config.fp8, ranks)
     measured = saved_by_layers(network, torch.zeros(2, 64, dtype=torch.int64), torch.arange(64))
@@ -359,9 +359,9 @@ DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 PUBLISHED = [(False, "F32"), (True, "BF16")]  # fused projections, and type of the weights
 
 
-def network_with_adapters(options=ComputeOptions()):  # noqa: B008
+def network_with_adapters(options=()):
     """Return a float64 network with fixed weights, and copies of its base weights and adapters by name."""
-    network = Network(LORA_SHAPE, options)
+    network = Network(LORA_SHAPE, *options)
     adapters.add(network, RULE, 0)
     network.to_empty(device="cpu").double()
     set_fixed_weights(network.parameters(), 0.5)
@@ -369,7 +369,7 @@ def network_with_adapters(options=ComputeOptions()):  # noqa: B008
     return network, weights, {name: weights.pop(name) for name in adapters.trained(network)}
 
 
-@pytest.mark.parametrize("options", [ComputeOptions(), ComputeOptions(2, loss_rows=5)])
+@pytest.mark.parametrize("options", [(), (2, 5)])  # recomputed layers, loss rows
 def test_adapters_match_merged_weights(options):
     """W + alpha / rank * B A in place of W; tools/parity.py compares the network with peft."""
     network, base, trained = network_with_adapters(options)
