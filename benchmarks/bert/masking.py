@@ -36,14 +36,8 @@ class Documents(NamedTuple):
     documents: List[int]  # first sentence of the documents, and the end of the last one; none is empty
 
 
-class Pair(NamedTuple):
-    # A sample's two segments as offsets in ``Documents.tokens``.
-
-    first: int
-    first_end: int
-    second: int
-    second_end: int
-    is_random: int
+# A sample's two segments as offsets in ``Documents.tokens``, begin and end of each, and 1 if the second one is random.
+Pair = Tuple[int, int, int, int, int]
 
 
 def stream(seed: int, *key: int) -> np.random.RandomState:
@@ -67,10 +61,10 @@ def pairs_of(documents: Documents, number: int, length: int, random: np.random.R
         first, first_end = sentences[start], sentences[middle]
         if end - start == 1 or draw() < RANDOM_NEXT:
             second, second_end = _random_text(documents, number, target - (first_end - first), draw)
-            pairs.append(Pair(*_cut(first, first_end, second, second_end, length, random), 1))
+            pairs.append((*_cut(first, first_end, second, second_end, length, random), 1))
             start = middle
         else:
-            pairs.append(Pair(*_cut(first, first_end, first_end, sentences[end], length, random), 0))
+            pairs.append((*_cut(first, first_end, first_end, sentences[end], length, random), 0))
             start = end
     return pairs
 
@@ -117,7 +111,7 @@ def make_samples(
     # Return the samples from one pass over the documents ``numbers``, in this order.
     length = settings.sequence_length - MARKS
     pairs = [pair for number in numbers for pair in pairs_of(documents, number, length, random)]
-    pair_table = np.array(pairs, np.int64).reshape(-1, len(Pair._fields))
+    pair_table = np.array(pairs, np.int64).reshape(-1, 5)
     sizes = pair_table[:, [1, 3]] - pair_table[:, [0, 2]]
     offsets = np.concatenate(([0], np.cumsum(sizes.sum(axis=1) + MARKS)))
     tokens = np.full(offsets[-1], vocabulary.sep, np.uint16)

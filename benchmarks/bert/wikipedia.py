@@ -18,7 +18,7 @@ import html
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Callable, Iterator, List, Match, NamedTuple, Sequence, Tuple, Union
+from typing import Callable, Iterator, List, Match, Sequence, Tuple, Union
 
 from benchmarks.bert import texts
 from benchmarks.common.data.problem import Problem
@@ -41,11 +41,6 @@ _TITLE = re.compile(rb"<title>([^<]*)</title>")
 _SPACE = re.compile(rb"<ns>(-?\d+)</ns>")
 _TEXT = re.compile(rb"<text\b[^>]*?(?:/>|>(.*?)</text>)", re.DOTALL)
 HINT = "get the file again and compare its size and checksum with those of dumps.wikimedia.org"
-
-
-class Page(NamedTuple):
-    title: str
-    text: str  # wikitext
 
 
 def is_dump(path: Path) -> bool:
@@ -96,8 +91,8 @@ def read(
     Raises:
         Problem: the dump is truncated or damaged, or a page is not UTF-8.
     """
-    for page in pages(path, start, end, counts, report):
-        sentences = [sentence for line in paragraphs(page.text) for sentence in sentences_of(line)]
+    for _, wikitext in pages(path, start, end, counts, report):
+        sentences = [sentence for line in paragraphs(wikitext) for sentence in sentences_of(line)]
         if sentences:
             yield texts.Document(sentences, "\n".join(sentences))
         else:
@@ -106,8 +101,8 @@ def read(
 
 def pages(
     path: Path, start: int, end: int, counts: "Counter[str]", report: Callable[[int], None] = lambda done: None
-) -> Iterator[Page]:
-    # Yield the articles in a range: only the article namespace, without redirects.
+) -> Iterator[Tuple[str, str]]:
+    # Yield title and wikitext of the articles in a range: only the article namespace, without redirects.
     for raw in _raw_pages(path, start, end, report):
         title = html.unescape(_first(_TITLE, raw).decode("utf-8", "replace"))
         counts["bytes of XML"] += len(raw)
@@ -118,7 +113,7 @@ def pages(
         else:
             text = _first(_TEXT, raw)
             try:
-                yield Page(title, html.unescape(text.decode("utf-8")))
+                yield title, html.unescape(text.decode("utf-8"))
             except UnicodeDecodeError as error:
                 raise Problem(
                     f"{path}, page {title!r}: byte {text[error.start]:#04x} of its text is not UTF-8",

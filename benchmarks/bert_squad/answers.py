@@ -20,12 +20,9 @@ class Span(NamedTuple):
     end: int  # last character + 1
 
 
-class Places(NamedTuple):
-    # Offsets of a window's tokens, as arrays.
-
-    begins: np.ndarray
-    ends: np.ndarray  # 0 where a token is not the paragraph's
-    best: np.ndarray  # whether answers may start with the token in this window
+# Arrays of a window's tokens: offsets of their first characters in the paragraph, of the last characters + 1, 0 where a
+# token is not the paragraph's, and whether answers may start with the token in this window.
+Places = Tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def best_spans(start: np.ndarray, end: np.ndarray, positions: Places, count: int, longest: int) -> List[Span]:
@@ -38,17 +35,18 @@ def best_spans(start: np.ndarray, end: np.ndarray, positions: Places, count: int
         count: number of spans, and of start and end tokens to pair.
         longest: maximum tokens per answer.
     """
+    begins, ends, best = positions
     start, end = start.astype(np.float64), end.astype(np.float64)
     firsts, lasts = (np.argsort(-logits, kind="stable")[:count] for logits in (start, end))
     length = lasts[None, :] - firsts[:, None] + 1
     possible = (length >= 1) & (length <= longest)
-    possible &= positions.best[firsts].astype(bool)[:, None] & (positions.ends[lasts] > 0)[None, :]
+    possible &= best[firsts].astype(bool)[:, None] & (ends[lasts] > 0)[None, :]
     sums = (start[firsts][:, None] + end[lasts][None, :])[possible]
     rows, columns = np.nonzero(possible)
     spans: Dict[Tuple[int, int], Span] = {}
     for pair in np.argsort(-sums, kind="stable"):
         first, last = firsts[rows[pair]], lasts[columns[pair]]
-        text = int(positions.begins[first]), int(positions.ends[last])
+        text = int(begins[first]), int(ends[last])
         spans.setdefault(text, Span(float(sums[pair]), *text))
         if len(spans) == count:
             break

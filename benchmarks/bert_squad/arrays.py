@@ -51,7 +51,7 @@ class Windows(Sequences):
 
     def places(self, index: int) -> Places:
         part = slice(self.offsets[index], self.offsets[index + 1])
-        return Places(self.begins[part], self.ends[part], self.best[part])
+        return self.begins[part], self.ends[part], self.best[part]
 
 
 class Asked(NamedTuple):

@@ -6,7 +6,7 @@ random networks learn to compare names only after thousands of steps.
 """
 
 import random
-from typing import Callable, List, NamedTuple, Tuple
+from typing import Callable, List, Tuple
 
 from benchmarks.bert_squad.squad import Answer, Paragraph, Question
 
@@ -24,21 +24,14 @@ LONG_EVERY = 16  # every 16th paragraph has all facts and does not fit into one 
 PARAGRAPHS = {"train": 2000, "test": 200}
 
 
-class Kind(NamedTuple):
-    # A kind of fact; {} is the person, and the answer in the sentence.
-
-    question: str
-    sentence: str
-    draw: Callable[[random.Random], str]
-
-
-KINDS: Tuple[Kind, ...] = (
-    Kind("Where does {} live?", "{} lives in {}.", lambda draw: f"{draw.choice(('Old', 'New'))} {draw.choice(TOWNS)}"),
-    Kind("What does {} work as?", "{} works as a {}.", lambda draw: draw.choice(TRADES)),
-    Kind("Which animal does {} have?", "{} has a {}.", lambda draw: f"{draw.choice(COLOURS)} {draw.choice(ANIMALS)}"),
-    Kind("What does {} eat?", "{} eats {} for breakfast.", lambda draw: draw.choice(MEALS)),
-    Kind("Who knows {}?", "{} is known to {}.", lambda draw: f"{draw.choice(NAMES)} {draw.choice(LAST_NAMES)}"),
-    Kind("When was {} born?", "{} was born on a {}.", lambda draw: draw.choice(DAYS)),
+# Kinds of facts: question, sentence, and how the answer is drawn. {} is the person, and the answer in the sentence.
+KINDS: Tuple[Tuple[str, str, Callable[[random.Random], str]], ...] = (
+    ("Where does {} live?", "{} lives in {}.", lambda draw: f"{draw.choice(('Old', 'New'))} {draw.choice(TOWNS)}"),
+    ("What does {} work as?", "{} works as a {}.", lambda draw: draw.choice(TRADES)),
+    ("Which animal does {} have?", "{} has a {}.", lambda draw: f"{draw.choice(COLOURS)} {draw.choice(ANIMALS)}"),
+    ("What does {} eat?", "{} eats {} for breakfast.", lambda draw: draw.choice(MEALS)),
+    ("Who knows {}?", "{} is known to {}.", lambda draw: f"{draw.choice(NAMES)} {draw.choice(LAST_NAMES)}"),
+    ("When was {} born?", "{} was born on a {}.", lambda draw: draw.choice(DAYS)),
 )
 
 
@@ -53,10 +46,10 @@ def paragraphs(part: str, seed: int) -> List[Paragraph]:
 def _paragraph(draw: random.Random, name: str, number: int) -> Paragraph:
     count = len(KINDS) if number % LONG_EVERY == LONG_EVERY - 1 else draw.randint(*FACTS)
     person, context, questions = draw.choice(NAMES), "", []
-    for index, kind in enumerate(draw.sample(KINDS, count)):
-        text = kind.draw(draw)
+    for index, (question, sentence, answer) in enumerate(draw.sample(KINDS, count)):
+        text = answer(draw)
         # Search after the person's name: the answer may be the same name.
-        start = len(context) + kind.sentence.replace("{}", person, 1).index("{}")
-        questions.append(Question(f"{name}-{index}", kind.question.format(person), (Answer(text, start),)))
-        context += kind.sentence.format(person, text) + " "
+        start = len(context) + sentence.replace("{}", person, 1).index("{}")
+        questions.append(Question(f"{name}-{index}", question.format(person), (Answer(text, start),)))
+        context += sentence.format(person, text) + " "
     return Paragraph(context.rstrip(), tuple(questions))

@@ -23,13 +23,12 @@ def _plain(text: str) -> str:
 def _placed(data: DataSet, window: int) -> bool:
     # Whether most tokens in a test window match the text of the question's paragraph.
     windows, context = data.test, data.questions[int(data.test.question[window])].context
-    places, tokens = windows.places(window), windows[window].tolist()
-    context_indices = np.flatnonzero(places.ends > 0)
+    (begins, ends, _), tokens = windows.places(window), windows[window].tolist()
     entries = data.vocabulary.entries
     same = [
-        _plain(context[places.begins[index] : places.ends[index]])
+        _plain(context[begins[index] : ends[index]])
         == entries[tokens[index]][2 * entries[tokens[index]].startswith("##") :]
-        for index in context_indices.tolist()
+        for index in np.flatnonzero(ends > 0).tolist()
     ]
     return not same or sum(same) >= LEAST_SAME * len(same)
 

@@ -28,19 +28,21 @@ def weights_of(config: Any, vocabulary: int) -> Weights:
     return Weights(layer, shape.width * (2 * vocabulary + 1), inner if shape.experts else 0)
 
 
-class Parameters(NamedTuple):
-    state: float  # weights and both moments
-    gradients: float  # sums of gradients in fp32
-    trains_weights: bool = True  # not only adapters
-
-
 def size_of(config: Any) -> int:
     """Return the bytes per element in GEMMs and between GEMMs."""
     return 2 if config.precision == "bf16" else 4
 
 
 def needed(
-    config: Any, vocabulary: int, ranks: int, parameters: Parameters, activation_bytes: float, share_of: int = 1
+    config: Any,
+    vocabulary: int,
+    ranks: int,
+    *,
+    state: float,
+    gradients: float,
+    activation_bytes: float,
+    trains_weights: bool = True,
+    share_of: int = 1,
 ) -> float:
     """Return the largest number of bytes that a rank allocates in a step, rounding and fragments left out.
 
@@ -51,8 +53,10 @@ def needed(
         config: of either benchmark.
         vocabulary: rows of the embedding.
         ranks: of the run.
-        parameters: weights, optimizer state and sums of gradients of all ranks.
+        state: bytes of weights and both moments, over all ranks.
+        gradients: bytes of the sums of gradients in fp32, over all ranks.
         activation_bytes: bytes per position that a layer saves for the backward pass.
+        trains_weights: not only adapters.
         share_of: ranks that share a layer's experts.
     """
     size, weights = size_of(config), weights_of(config, vocabulary)
@@ -71,13 +75,13 @@ def needed(
         weights.outside,
         vocabulary * config.width,
     )
-    sharded, trained = ranks > 1 or config.precision == "bf16", parameters.trains_weights
+    sharded = ranks > 1 or config.precision == "bf16"
     # FSDP prefetches the previous layer, keeps the weights outside the layers, and casts gradients to reduce them.
     gathered, local = (layer * size if sharded else 0, outside * size if sharded else 0)
-    gradient, cast = (layer * size, layer * reduced) if trained and sharded else (0, 0)
-    head_gradient = head * size if trained and sharded else 0
-    reduction = outside * (size + reduced) if trained and sharded else 0
-    sums = parameters.gradients / ranks
+    gradient, cast = (layer * size, layer * reduced) if trains_weights and sharded else (0, 0)
+    head_gradient = head * size if trains_weights and sharded else 0
+    reduction = outside * (size + reduced) if trains_weights and sharded else 0
+    sums = gradients / ranks
     begin = (sums if config.accumulation > 1 else 0) + (local + saved) / config.tensor_parallelism
     moments = (
         begin + (head_gradient + gathered + logits) / config.tensor_parallelism,
@@ -85,7 +89,7 @@ def needed(
         sums + (local + head_gradient + gathered + gradient + cast + first_layer) / config.tensor_parallelism,
         sums + (local + reduction) / config.tensor_parallelism,
     )
-    return parameters.state / ranks + max(moments)
+    return state / ranks + max(moments)
 
 
 def mismatches(config: Any, needed: float, memory: float) -> List[Mismatch]:

@@ -273,7 +273,7 @@ def test_every_page_is_read_once_in_any_packing(
     (tmp_path / name).write_bytes(content)
     monkeypatch.setattr(wikipedia, "RANGE_BYTES", {".xml": 1500, ".bz2": 700})
     ranges, counts = wikipedia.cut(tmp_path / name), Counter[str]()
-    pages = [(page.title, page.text) for span in ranges for page in wikipedia.pages(tmp_path / name, *span, counts)]
+    pages = [page for span in ranges for page in wikipedia.pages(tmp_path / name, *span, counts)]
     size = sum(map(len, re.findall(rb"<page>.*?</page>", DUMP, re.DOTALL)))
     assert ((len(ranges) > 3), pages, counts) == (
         "one stream" not in name,
@@ -596,7 +596,7 @@ def test_best_spans(count: int, longest: int, spans: list[tuple[float, int, int]
     # 6 have the same characters; tokens 7 and 8 have more context in another window.
     begins = np.array([0, 0, 0, 4, 8, 12, 12, 20, 24, 0])
     ends = np.array([0, 0, 3, 7, 11, 15, 15, 23, 27, 0])
-    places = answers.Places(begins, ends, np.array([0, 0, 1, 1, 1, 1, 1, 0, 0, 0], bool))
+    places = begins, ends, np.array([0, 0, 1, 1, 1, 1, 1, 0, 0, 0], bool)
     start = np.array([9, 0, 1, 4, 2, 4, 0, 8, 0, 0], np.float32)
     end = np.array([9, 0, 0, 1, 5, 3, 5, 2, 7, 0], np.float32)
     assert [tuple(span) for span in answers.best_spans(start, end, places, count, longest)] == spans

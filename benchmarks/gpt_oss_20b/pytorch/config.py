@@ -152,8 +152,15 @@ class Config(Derived):
         """Return the bytes per rank: weights, AdamW's state, gradients, activations, logits."""
         weights = memory.weights_of(self, vocabulary)
         count = weights.layer * self.layers + weights.outside
-        parameters = memory.Parameters(12 * count, 4 * count)  # fp32: weights and moments; gradients
-        return memory.needed(self, vocabulary, ranks, parameters, self.activation_bytes(), self.expert_parallelism)
+        return memory.needed(
+            self,
+            vocabulary,
+            ranks,
+            state=12 * count,  # fp32: weights and moments
+            gradients=4 * count,
+            activation_bytes=self.activation_bytes(),
+            share_of=self.expert_parallelism,
+        )
 
     def mismatches(self, manifest: Manifest, ranks: int, available: float) -> List[Mismatch]:
         mismatches = text_mismatches(self, manifest)

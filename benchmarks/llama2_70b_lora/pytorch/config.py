@@ -139,9 +139,15 @@ class Config(Derived):
         size = memory.size_of(self)
         base = weights.layer * self.layers * (size if self.fp8 == "none" else 1) + weights.outside * size
         adapters = self.adapters(self.tensor_parallelism) * self.layers
-        # fp32: adapters and moments; gradients
-        parameters = memory.Parameters(base + 12 * adapters, 4 * adapters, trains_weights=False)
-        return memory.needed(self, vocabulary, ranks, parameters, self.activation_bytes())
+        return memory.needed(
+            self,
+            vocabulary,
+            ranks,
+            state=base + 12 * adapters,  # fp32: adapters and moments
+            gradients=4 * adapters,
+            activation_bytes=self.activation_bytes(),
+            trains_weights=False,
+        )
 
     def mismatches(self, manifest: Manifest, ranks: int, available: float) -> List[Mismatch]:
         mismatches = rank_mismatches(self, ranks)

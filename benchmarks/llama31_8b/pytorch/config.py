@@ -143,8 +143,14 @@ class Config(Derived):
         """Return the bytes per rank: weights, AdamW's state, gradients, activations, logits."""
         weights = memory.weights_of(self, vocabulary)
         count = weights.layer * self.layers + weights.outside
-        parameters = memory.Parameters(12 * count, 4 * count)  # fp32: weights and moments; gradients
-        return memory.needed(self, vocabulary, ranks, parameters, self.activation_bytes())
+        return memory.needed(
+            self,
+            vocabulary,
+            ranks,
+            state=12 * count,  # fp32: weights and moments
+            gradients=4 * count,
+            activation_bytes=self.activation_bytes(),
+        )
 
     def mismatches(self, manifest: Manifest, ranks: int, available: float) -> List[Mismatch]:
         mismatches = rank_mismatches(self, ranks) + text_mismatches(self, manifest)
