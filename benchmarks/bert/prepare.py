@@ -20,20 +20,49 @@ from benchmarks.language import FILES
 def _add_options(options: argparse._ArgumentGroup) -> None:
     add = options.add_argument
     add("--vocabulary", type=Path, metavar="FILE", help="entries, one a line; default: vocab.txt of the source")
-    entries = "learn a vocabulary of N entries; default: 2,048 for the toy data set, else none"
-    add("--vocabulary-size", type=prepare.number(64, 1 << 16), metavar="N", help=entries)
-    length = "tokens of a sample, at most; default: 512, as submitted, 128 for the toy data set"
-    add("--sequence-length", type=prepare.number(8, 1 << 15), metavar="N", help=length)
-    limit_help = "masked words of a sample, at most; default: 76 of 512, 20 of 128, as submitted, else 15 %%"
-    add("--predictions", type=prepare.number(1, 1 << 15), metavar="N", help=limit_help)
-    passes = "passes over each document, with other pairs and masks; default: %(default)s, as submitted"
-    add("--duplication", type=prepare.number(1, 1000), default=10, metavar="N", help=passes)
-    evaluation = "text or records of the evaluation set; default: articles of the source, as MLPerf cut them"
-    add("--evaluation", type=Path, metavar="PATH", help=evaluation)
-    listed = "md5 of the articles for evaluation, one a line, such as wiki_test_set_md5.txt of the submission"
-    add("--evaluation-list", type=Path, metavar="FILE", help=listed)
-    limit_help = "samples of the evaluation set, at most; default: 10,000, as submitted, 1,000 for the toy data set"
-    add("--evaluation-samples", type=prepare.number(1, 10**9), metavar="N", help=limit_help)
+    add(
+        "--vocabulary-size",
+        type=prepare.number(64, 1 << 16),
+        metavar="N",
+        help="learn a vocabulary of N entries; default: 2,048 for the toy data set, else none",
+    )
+    add(
+        "--sequence-length",
+        type=prepare.number(8, 1 << 15),
+        metavar="N",
+        help="tokens of a sample, at most; default: 512, as submitted, 128 for the toy data set",
+    )
+    add(
+        "--predictions",
+        type=prepare.number(1, 1 << 15),
+        metavar="N",
+        help="masked words of a sample, at most; default: 76 of 512, 20 of 128, as submitted, else 15 %%",
+    )
+    add(
+        "--duplication",
+        type=prepare.number(1, 1000),
+        default=10,
+        metavar="N",
+        help="passes over each document, with other pairs and masks; default: %(default)s, as submitted",
+    )
+    add(
+        "--evaluation",
+        type=Path,
+        metavar="PATH",
+        help="text or records of the evaluation set; default: articles of the source, as MLPerf cut them",
+    )
+    add(
+        "--evaluation-list",
+        type=Path,
+        metavar="FILE",
+        help="md5 of the articles for evaluation, one a line, such as wiki_test_set_md5.txt of the submission",
+    )
+    add(
+        "--evaluation-samples",
+        type=prepare.number(1, 10**9),
+        metavar="N",
+        help="samples of the evaluation set, at most; default: 10,000, as submitted, 1,000 for the toy data set",
+    )
     add("--paragraphs", action="store_true", help="lines of plain text are paragraphs: split them into sentences")
 
 

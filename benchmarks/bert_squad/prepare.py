@@ -18,12 +18,24 @@ from benchmarks.common.data import prepare
 def add_options(options: argparse._ArgumentGroup) -> None:
     # How paragraphs become windows; all in tokens.
     add = options.add_argument
-    length = "tokens of a window, at most; default: 384, of the toy data set 40"
-    add("--sequence-length", type=prepare.number(16, 512), metavar="N", help=length)
-    stride = "tokens between the begins of two windows; default: 128, of the toy data set 12"
-    add("--stride", type=prepare.number(1, 512), metavar="N", help=stride)
-    question = "tokens of a question, at most; default: 64, of the toy data set 12"
-    add("--question-length", type=prepare.number(1, 256), metavar="N", help=question)
+    add(
+        "--sequence-length",
+        type=prepare.number(16, 512),
+        metavar="N",
+        help="tokens of a window, at most; default: 384, of the toy data set 40",
+    )
+    add(
+        "--stride",
+        type=prepare.number(1, 512),
+        metavar="N",
+        help="tokens between the begins of two windows; default: 128, of the toy data set 12",
+    )
+    add(
+        "--question-length",
+        type=prepare.number(1, 256),
+        metavar="N",
+        help="tokens of a question, at most; default: 64, of the toy data set 12",
+    )
 
 
 DATA_SET = prepare.DataSet(

@@ -9,7 +9,7 @@ CRC-32C. All CRCs of records, index blocks and tensors are checked.
 
 import struct
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Tuple, Union
+from typing import Any, Dict, Iterator, List, Tuple, Union
 
 import numpy as np
 
@@ -94,15 +94,6 @@ FOOTER = 48  # bytes at a table's end: two padded block handles, and MAGIC
 TYPES: Dict[int, Any] = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}
 
 
-class Entry(NamedTuple):
-    dtype: int
-    shape: Tuple[int, ...]
-    shard: int
-    offset: int
-    size: int
-    crc: int
-
-
 class Bundle:
     # A checkpoint's tensors by name, read on demand.
 
@@ -112,25 +103,30 @@ class Bundle:
         try:
             entries = dict(_table(index.read_bytes()))
             self._shards = dict(_fields(entries.pop(b""))).get(1, 1)
-            self.entries = {name.decode(): _entry(value) for name, value in entries.items()}
+            # By name: the fields of BundleEntryProto by number.
+            self.entries: Dict[str, Dict[int, Any]] = {key.decode(): dict(_fields(it)) for key, it in entries.items()}
+            if any(7 in fields for fields in self.entries.values()):
+                raise ValueError("contains partitioned tensors")
         except (OSError, ValueError, KeyError, IndexError, struct.error) as error:
             raise self._damaged(index, str(error)) from None
 
     def read(self, name: str) -> np.ndarray:
         """Return a tensor. Raises Problem if it is damaged or its type is unknown."""
-        entry = self.entries[name]
-        path = self._index.with_suffix(f".data-{entry.shard:05}-of-{self._shards:05}")
-        if entry.dtype not in TYPES:
-            raise Problem(f"{path}: {name} has type {entry.dtype}", f"one of {sorted(TYPES)}", "convert it")
+        fields = self.entries[name]
+        dtype, shard, offset, size, crc = (fields.get(number, 0) for number in (1, 3, 4, 5, 6))
+        path = self._index.with_suffix(f".data-{shard:05}-of-{self._shards:05}")
+        if dtype not in TYPES:
+            raise Problem(f"{path}: {name} has type {dtype}", f"one of {sorted(TYPES)}", "convert it")
         try:
             with path.open("rb") as file:
-                file.seek(entry.offset)
-                content = file.read(entry.size)
+                file.seek(offset)
+                content = file.read(size)
         except OSError as error:
             raise self._damaged(path, error.strerror or str(error)) from None
-        if len(content) != entry.size or masked_crc(content) != entry.crc:
+        if len(content) != size or masked_crc(content) != crc:
             raise self._damaged(path, f"{name} differs from its checksum")
-        return np.frombuffer(content, TYPES[entry.dtype]).reshape(entry.shape)
+        shape = [dict(_fields(dim)).get(1, 0) for dim in _all(fields.get(2, b""), 2)]
+        return np.frombuffer(content, TYPES[dtype]).reshape(shape)
 
     def _damaged(self, path: Path, problem: str) -> Problem:
         prefix = self._index.with_suffix("").name
@@ -176,14 +172,6 @@ def _handle(data: bytes, position: int) -> Tuple[int, int, int]:
     offset, position = _varint(data, position)
     size, position = _varint(data, position)
     return offset, size, position
-
-
-def _entry(message: bytes) -> Entry:
-    fields: Dict[int, Any] = dict(_fields(message))
-    if 7 in fields:
-        raise ValueError("contains partitioned tensors")
-    dims = [dict(_fields(dim)).get(1, 0) for dim in _all(fields.get(2, b""), 2)]
-    return Entry(fields.get(1, 0), tuple(dims), *(fields.get(number, 0) for number in (3, 4, 5, 6)))
 
 
 # -- protocol buffers --------------------------------------------------------------------------------------

@@ -14,10 +14,17 @@ BENCHMARKS = ("llama31-8b", "gpt-oss-20b")
 def _add_options(options: argparse._ArgumentGroup) -> None:
     add = options.add_argument
     add("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json of the model; default: that of the source")
-    entries = "learn a tokenizer of N entries; default: 1,024 for the toy data set, else none"
-    add("--vocabulary-size", type=prepare.number(512, 1 << 20), metavar="N", help=entries)
-    eod = "put <|end_of_text|> behind each document; the reference does not, the toy data set has it"
-    add("--append-eod", action="store_true", help=eod)
+    add(
+        "--vocabulary-size",
+        type=prepare.number(512, 1 << 20),
+        metavar="N",
+        help="learn a tokenizer of N entries; default: 1,024 for the toy data set, else none",
+    )
+    add(
+        "--append-eod",
+        action="store_true",
+        help="put <|end_of_text|> behind each document; the reference does not, the toy data set has it",
+    )
 
 
 def _check_documents(directory: Path, manifest: Manifest, quick: bool, add: Add) -> Sequence[Problem]:

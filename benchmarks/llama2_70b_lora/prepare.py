@@ -23,10 +23,18 @@ OPTIONAL = ("tokenizer.json", "base.safetensors")
 def _add_options(options: argparse._ArgumentGroup) -> None:
     add = options.add_argument
     add("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json of the model; default: that of the source")
-    length = "tokens of a sample that texts are packed to; default: 8,192, of the toy data set 256"
-    add("--sequence-length", type=prepare.number(16, 1 << 20), metavar="N", help=length)
-    entries = "entries of the vocabulary of packed samples without a tokenizer; default: 32,000"
-    add("--vocabulary-size", type=prepare.number(2, 1 << 20), metavar="N", help=entries)
+    add(
+        "--sequence-length",
+        type=prepare.number(16, 1 << 20),
+        metavar="N",
+        help="tokens of a sample that texts are packed to; default: 8,192, of the toy data set 256",
+    )
+    add(
+        "--vocabulary-size",
+        type=prepare.number(2, 1 << 20),
+        metavar="N",
+        help="entries of the vocabulary of packed samples without a tokenizer; default: 32,000",
+    )
 
 
 DATA_SET = prepare.DataSet(

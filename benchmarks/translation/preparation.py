@@ -14,13 +14,22 @@ def _add_options(corpus: str, tokens: str, options: argparse._ArgumentGroup) -> 
     # How text is found, cleaned and cut into tokens.
     add = options.add_argument
     add("--corpus", choices=("wmt16", "wmt17"), default=corpus, help="list of WMT's archives; default: %(default)s")
-    kinds = "default: %(default)s; auto takes subtokens where there is a dictionary and for WMT's archives"
-    add("--tokens", choices=("auto", "bpe", "subtokens"), default=tokens, help=kinds)
+    add(
+        "--tokens",
+        choices=("auto", "bpe", "subtokens"),
+        default=tokens,
+        help="default: %(default)s; auto takes subtokens where there is a dictionary and for WMT's archives",
+    )
     add("--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="of train.XX and train.YY; default: English first")
     add("--test", metavar="NAME", help="the test part, as test.2016 of test.2016.en and test.2016.de; default: test")
     add("--tokenized", action="store_true", help="the text is already tokenized, as by Moses' tokenizer")
-    merges = "pairs that BPE merges, learnt from the training text; default: %(default)s, as submitted"
-    add("--merges", type=prepare.number(1, 10**6), default=MERGES, metavar="N", help=merges)
+    add(
+        "--merges",
+        type=prepare.number(1, 10**6),
+        default=MERGES,
+        metavar="N",
+        help="pairs that BPE merges, learnt from the training text; default: %(default)s, as submitted",
+    )
     add("--codes", type=Path, metavar="FILE", help="existing merges of subword-nmt")
     add(
         "--dictionary",
@@ -28,8 +37,12 @@ def _add_options(corpus: str, tokens: str, options: argparse._ArgumentGroup) -> 
         metavar="FILE",
         help="subtokens of a submission, such as reference_dictionary.ende.txt",
     )
-    longest = "leave out pairs with more words in a side; default: 80, as submitted for bpe"
-    add("--longest", type=prepare.number(1, 10**6), metavar="N", help=longest)
+    add(
+        "--longest",
+        type=prepare.number(1, 10**6),
+        metavar="N",
+        help="leave out pairs with more words in a side; default: 80, as submitted for bpe",
+    )
 
 
 def data_set(benchmark: str, corpus: str, tokens: str) -> prepare.DataSet:

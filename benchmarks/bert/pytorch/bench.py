@@ -126,7 +126,6 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     attentions = [name for name in loops if name.startswith("attention ")]
     samples = {**dict.fromkeys(LAMBS, 1), bench.EVALUATION: config.eval_batch_size}
     samples.update(dict.fromkeys(attentions, config.batch_size // config.accumulation))
-    against = {**dict.fromkeys(LAMBS, "lamb by tensors"), **dict.fromkeys(attentions, attentions[-1])}
     titles = {name: f"{name}, one layer there and back, sequences/s, next to padded" for name in attentions}
     flops = sum(
         pretraining_flops(config, data.vocabulary.size, lengths_of(part.rows), int((part.labels != NO_WORD).sum()))
@@ -138,7 +137,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         loops,
         {**TITLES, **titles},
         samples,
-        against,
+        {**dict.fromkeys(LAMBS, "lamb by tensors"), **dict.fromkeys(attentions, attentions[-1])},
         inputs.close,
         flops={"synthetic": flops},
     )

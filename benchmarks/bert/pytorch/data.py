@@ -22,9 +22,6 @@ NO_WORD = -100  # label of unmasked positions, PyTorch's default ignore_index
 ROUNDS = 4  # rounds of the Feistel network: enough that the order looks random (Luby and Rackoff 1988)
 
 
-ONES = torch.ones(2)
-
-
 class MicroBatch(NamedTuple):
     rows: Rows
     masked: torch.Tensor  # int64 (M,): masked positions in the row of tokens
@@ -32,7 +29,7 @@ class MicroBatch(NamedTuple):
     next: torch.Tensor  # int64 (B,): 1 where the second text is a random one
     # fp32 (2,): factors of the summed losses of masked tokens and next sentences. With them, the sum of the ranks'
     # gradients is the gradient of both means.
-    weights: torch.Tensor = ONES
+    weights: torch.Tensor = torch.ones(2)
 
 
 Batch = List[MicroBatch]  # this rank's samples per step, as micro-batches

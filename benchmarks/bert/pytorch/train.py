@@ -92,11 +92,10 @@ def flat_optimizer(network: Network, config: Config, ranks: Ranks, kernel: str) 
     groups = lamb.parameter_groups(named_parameters, partial(decay_of, config=config), parts_of)
     options = lamb.Options((config.beta1, config.beta2), config.epsilon)
     split = config.split_optimizer and ranks.size > 1
-    candidates = lamb.lamb_candidates(groups, options, lamb.find_apex(), ranks if split else None)
     scale = ScaleRule(config.loss_scale, config.loss_scale_window, LARGEST_SCALE)
     return FlatOptimizer(
         [parameter for _, parameter in named_parameters],
-        candidates,
+        lamb.lamb_candidates(groups, options, lamb.find_apex(), ranks if split else None),
         "fused" if split else kernel,
         ranks,
         clip=config.gradient_clip or None,
