@@ -62,10 +62,8 @@ def view(directory: Path, manifest: Mapping[str, Any]) -> sample_checks.View:
             ]
             share = float((np.concatenate(masked) == data.vocabulary.mask).mean())
             if share < LEAST_MASKED:
-                message = (
-                    f"{name}: [MASK] is at {share:.0%} of the places to predict: they may be those of other samples"
-                )
-                yield message, f"at least {LEAST_MASKED:.0%}"
+                found = f"{name}: [MASK] is at {share:.0%} of the places to predict"
+                yield f"{found}: they may be those of other samples", f"at least {LEAST_MASKED:.0%}"
 
     def part(samples: Samples) -> sample_checks.Part:
         return sample_checks.Part(

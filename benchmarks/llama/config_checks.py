@@ -106,18 +106,14 @@ def problems_of_fp8(config: Any) -> List[Tuple[str, bool]]:
 
 def text_mismatches(config: Any, manifest: Manifest) -> List[Mismatch]:
     """Return a data set's parts that are shorter than a sample."""
-    mismatches: List[Mismatch] = []
-    for part in ("train", "test"):
-        tokens = manifest["facts"]["tokens"][part]
-        if tokens <= config.sequence_length:
-            hint = "set a shorter sequence_length, or take more text"
-            mismatches.append((f"{tokens:,} tokens in the {part} part", f"more than {config.sequence_length:,}", hint))
-    return mismatches
+    expected, hint = f"more than {config.sequence_length:,}", "set a shorter sequence_length, or take more text"
+    tokens = manifest["facts"]["tokens"]
+    short = [part for part in ("train", "test") if tokens[part] <= config.sequence_length]
+    return [(f"{tokens[part]:,} tokens in the {part} part", expected, hint) for part in short]
 
 
 def rank_mismatches(config: Any, ranks: int) -> List[Mismatch]:
     """Return why the number of ranks does not fit; empty if it does."""
-    if ranks % config.group == 0:
-        return []
-    together = f"{config.group} that share a sample (tensor_parallelism * context_parallelism)"
-    return [(f"{ranks} ranks", f"a multiple of the {together}", "use another number of ranks, or set these keys")]
+    expected = f"a multiple of the {config.group} that share a sample (tensor_parallelism * context_parallelism)"
+    hint = "use another number of ranks, or set these keys"
+    return [(f"{ranks} ranks", expected, hint)] if ranks % config.group else []

@@ -20,8 +20,9 @@ class PlainEncoder(nn.Module):
         # Pad to ``longest``; 0 pads to the longest sequence in the batch.
         super().__init__()
         self.shape, self.longest = shape_of(config, vocabulary), longest
-        embeddings = [nn.Embedding(size, config.width) for size in (vocabulary, config.positions, 2)]
-        self.word_embeddings, self.position_embeddings, self.token_type_embeddings = embeddings
+        self.word_embeddings, self.position_embeddings, self.token_type_embeddings = (
+            nn.Embedding(size, config.width) for size in (vocabulary, config.positions, 2)
+        )
         self.norm, self.dropout = nn.LayerNorm(config.width, NORM_EPSILON), nn.Dropout(config.dropout)
         layer = nn.TransformerEncoderLayer(
             config.width, config.heads, config.inner_width, config.dropout, "gelu", NORM_EPSILON, batch_first=True

@@ -37,6 +37,7 @@ def as_rows(tokens: np.ndarray, segments: np.ndarray, mask: np.ndarray) -> Rows:
     # Inverse of ``table``: pack the tokens without padding.
     there, lengths = mask == 1, mask.sum(1)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    columns = (torch.from_numpy(column) for column in (tokens[there], segments[there], within(lengths), offsets))
-    row, of_segments, positions, begins = columns
+    row, of_segments, positions, begins = map(
+        torch.from_numpy, (tokens[there], segments[there], within(lengths), offsets)
+    )
     return Rows(row, of_segments, positions, begins, int(lengths.max()))

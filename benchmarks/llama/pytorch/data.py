@@ -95,8 +95,8 @@ def evaluation_input(config: Any, source: Documents, samples: Order, ranks: Rank
     per_group = -(-len(samples) // position.groups)
     local_samples = range(position.group, len(samples), position.groups)
     for start in range(0, per_group, size):
-        part = micro_batch(config, source, samples, position, local_samples[start : start + size], size)
-        yield to_device(part, ranks.context)
+        numbers = local_samples[start : start + size]
+        yield to_device(micro_batch(config, source, samples, position, numbers, size), ranks.context)
 
 
 def evaluated_samples(config: Any, data: DataSet, evaluations: int) -> Order:
