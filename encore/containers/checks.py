@@ -167,7 +167,8 @@ def check_python(target: Target, configuration: Configuration) -> Check:
 def named_python(file: Path, configuration: Configuration) -> Path:
     """Return the user's Python; EncoreError if requirements of the benchmark are missing."""
     python = file.expanduser().absolute()
-    refuse_failed([check_python(runtimes.query_python(Target(python=python), configuration.choice, {}), configuration)])
+    target = runtimes.query_python(Target(python=python), configuration.choice, {})
+    refuse_failed([check_python(target, configuration)])
     return python
 
 

@@ -143,7 +143,8 @@ def alternatives(benchmark: Benchmark, releases: Sequence[Release], gpu: Gpu) ->
     able = [r for r in releases if check_architecture(r, gpu).level == "OK"]
     frameworks = {release.framework for release in able}
     for choice in catalogue.choices().values():
-        if choice.benchmark.name == benchmark.name and choice.implementation.framework in frameworks:
+        same = choice.benchmark.name == benchmark.name
+        if same and choice.implementation.framework in frameworks:
             release = [r.release for r in able if r.framework == choice.implementation.framework][-1]
             return f"use {choice.name} on release {release}, which runs on {architecture(gpu)}"
     references = ", ".join(release.reference for release in able) or "none"

@@ -245,7 +245,8 @@ def host(job: Job, python: Path, caller: Mapping[str, str], is_user_python: bool
     }
     argv = job.argv
     if is_user_python:
-        programs = {**{name: (str(python), "-m", module) for name, module in MODULES.items()}, "python": (str(python),)}
+        modules = {name: (str(python), "-m", module) for name, module in MODULES.items()}
+        programs = {**modules, "python": (str(python),)}
         argv = tuple(part for word in argv for part in programs.get(word, (word,)))
     export = job.launch.export
     exported = [word for name in sorted(environment) for word in (*export, name)] if export else []

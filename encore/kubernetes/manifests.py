@@ -265,7 +265,8 @@ class Volumes:
         self._written: dict[Volume, bool] = {}  # whether a mount of it is written to
 
     def _volume_of(self, path: Path) -> Volume:
-        return next((candidate for candidate in self._named if path.is_relative_to(candidate.path)), None) or Volume(
+        volume = next((candidate for candidate in self._named if path.is_relative_to(candidate.path)), None)
+        return volume or Volume(
             path=next((candidate for candidate in self._folders if path.is_relative_to(candidate)), path)
         )
 

@@ -98,7 +98,8 @@ def remove_containers(arguments: dict[str, str]) -> dict[str, Any]:
     """Remove containers of an experiment that remained after Slurm killed their client."""
     engine = arguments["engine"]
     listing = [engine, "ps", "--all", "--quiet", "--filter", f"label={arguments['label']}"]
-    containers = subprocess.run(listing, capture_output=True, text=True, timeout=SECONDS, check=False).stdout.split()
+    done = subprocess.run(listing, capture_output=True, text=True, timeout=SECONDS, check=False)
+    containers = done.stdout.split()
     if containers:
         command = [engine, "rm", "--force", "--volumes", *containers]
         subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)

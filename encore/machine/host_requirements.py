@@ -38,7 +38,8 @@ def failed_checks(kind: str, name: str, problems: Sequence[tuple[int, str]], nee
     """Combine a host's problems into one failed check; empty without problems."""
     if not problems:
         return []
-    return [Check("FAIL", f"{kind} {name}", "; ".join(text for _, text in problems), needs[problems[0][0]].hint)]
+    hint = needs[problems[0][0]].hint
+    return [Check("FAIL", f"{kind} {name}", "; ".join(text for _, text in problems), hint)]
 
 
 @contextmanager

@@ -143,10 +143,11 @@ def _gpu(position: int, handle: Any) -> Gpu:
     index = query(lambda: pynvml.nvmlDeviceGetIndex(handle))
     capability = query(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
     # GPUs that share the CPU's memory do not report a size.
+    memory = query(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total) or 0
     return Gpu(
         index=position if index is None else int(index),
         name=pynvml.nvmlDeviceGetName(handle),
-        memory_gib=round((query(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total) or 0) / 2**30, 1),
+        memory_gib=round(memory / 2**30, 1),
         driver=pynvml.nvmlSystemGetDriverVersion(),
         compute_capability=".".join(map(str, capability)) if capability else None,
     )

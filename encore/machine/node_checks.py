@@ -228,7 +228,8 @@ def _compare_properties(facts_by_node: Mapping[str, Facts]) -> Iterator[tuple[st
                     node,
                     Check(rule.level, rule.title, f"its GPUs differ: {', '.join(map(str, sorted(set(gpu_values))))}"),
                 )
-        yield from _compare_values(rule, {node: min(gpu_values) for node, gpu_values in plain.items() if gpu_values})
+        lowest = {node: min(gpu_values) for node, gpu_values in plain.items() if gpu_values}
+        yield from _compare_values(rule, lowest)
     for folder in dict.fromkeys(folder for info in facts_by_node.values() for folder in info.get("disks", {})):
         kinds = {node: info["disks"].get(folder, {}).get("mounted", "") for node, info in facts_by_node.items()}
         yield from _compare_values(Equal("mounted", f"file system of {folder}", ordered=False), kinds)
@@ -247,7 +248,8 @@ def _compare_values(rule: Equal, values: Mapping[str, Any]) -> Iterator[tuple[st
     counts = Counter(map(repr, values.values())).most_common()
     if len(counts) < 2:
         return
-    if counts[0][1] > sum(count for _, count in counts[1:]):
+    by_majority = counts[0][1] > sum(count for _, count in counts[1:])
+    if by_majority:
         usual = next(value for value in values.values() if repr(value) == counts[0][0])
     elif rule.ordered:
         usual = max(value for value in values.values() if value is not None)

@@ -87,7 +87,8 @@ def _ranks(experiment: Path, node: str) -> Iterator[tuple[int, Mapping[str, Any]
 
 
 def _last(path: Path, mark: str) -> dict[str, Any]:
-    return next(json_objects(line for line in reversed(lines_at_end(path, _LAST_BYTES)) if mark in line), {})
+    lines = reversed(lines_at_end(path, _LAST_BYTES))
+    return next(json_objects(line for line in lines if mark in line), {})
 
 
 class Textfile:

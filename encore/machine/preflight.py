@@ -86,7 +86,8 @@ def weight_mounts(files: dict[str, Path], data: Path) -> tuple[Mount, ...]:
 
 def refuse_other_weights(files: dict[str, Path], recorded: Mapping[str, Any]) -> None:
     """Reject files that differ from run.json. A missing file is accepted: its weights may be in a checkpoint."""
-    for key, current in weights_json({key: path for key, path in files.items() if path.is_file()}).items():
+    there = weights_json({key: path for key, path in files.items() if path.is_file()})
+    for key, current in there.items():
         if key not in recorded:
             continue
         before, restore = recorded[key], "restore it, or start a new run"

@@ -156,7 +156,8 @@ def _find(pid: int, ticks: int, experiment: Path) -> list[psutil.Process]:
     """
     with contextlib.suppress(psutil.Error, OSError):
         process = psutil.Process(pid)
-        is_same = start_ticks(pid) == ticks and process.uids().real in (os.geteuid(), experiment.stat().st_uid)
+        users = (os.geteuid(), experiment.stat().st_uid)
+        is_same = start_ticks(pid) == ticks and process.uids().real in users
         if is_same and any(_contains(argument, experiment) for argument in process.cmdline()) and is_running(process):
             return [process]
     return []

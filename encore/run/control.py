@@ -54,7 +54,8 @@ def find_subject(text: str, results: Path) -> Subject:
             raise EncoreError(f"no run {text!r}: no runs found in {results}", hint="--results DIR")
         # `encore status` shortens names, but not the time
         starts = [folder.path for folder in folders if folder.path.name.startswith(text)]
-        if len(text) >= len("20261120T101500Z") and len(starts) == 1 and (starts[0] / "run.json").is_file():
+        has_time = len(text) >= len("20261120T101500Z")
+        if has_time and len(starts) == 1 and (starts[0] / "run.json").is_file():
             return find_subject(str(starts[0]), results)
         raise names.unknown("run", text, run_names)
     jobs = queue.find_jobs(match["name"]) if queue.is_available() else []

@@ -342,14 +342,17 @@ def _decisive(verdicts: Sequence[Verdict]) -> Verdict:
 
 def _seconds(states: Sequence[ExperimentState], otherwise: float) -> float | None:
     # Seconds from the first start to the last end; ``otherwise`` replaces a missing end.
-    times = [(start, files.unix_time(s.ended) or otherwise) for s in states if (start := files.unix_time(s.started))]
-    return max(max(end for _, end in times) - min(start for start, _ in times), 0.0) if times else None
+    begun = [state for state in states if state.started]
+    starts = [files.unix_time(state.started) or otherwise for state in begun]
+    ends = [files.unix_time(state.ended) or otherwise for state in begun]
+    return max(max(ends) - min(starts), 0.0) if begun else None
 
 
 def created_at(path: Path) -> float:
     """Return a run folder's creation time from its name, else from its files."""
     with contextlib.suppress(ValueError):
-        return datetime.strptime(path.name.partition("-")[0], run_folder.STAMP).replace(tzinfo=timezone.utc).timestamp()
+        stamp = datetime.strptime(path.name.partition("-")[0], run_folder.STAMP)
+        return stamp.replace(tzinfo=timezone.utc).timestamp()
     for candidate in (path / "run.json", path):
         with contextlib.suppress(OSError):
             return candidate.stat().st_mtime

@@ -99,14 +99,16 @@ def _note(folder: RunFolder, experiment: Experiment, progress: follow.Progress) 
     plan = planning.plan_of(folder, in_pods=True)
     content = folder.metadata()
     with contextlib.suppress(EncoreError):
-        content["data"] = run_metadata.data_facts(data_sets.read_passport(experiment.folder), content["data"]["folder"])
+        manifest = data_sets.read_passport(experiment.folder)
+        content["data"] = run_metadata.data_facts(manifest, content["data"]["folder"])
         content["submission"] = run_metadata.submission_of(plan.configuration, content["data"])
     with contextlib.suppress(EncoreError, KeyError, TypeError):
         node = files.read_json(experiment.folder / "node.json")
         gpus = tuple(Gpu(**gpu) for gpu in node.pop("gpus"))
         machine = Node(operating_system="", gpus=gpus, **node)
         content["node"] = machine
-        files.write_json(folder.path / "system.json", run_metadata.system_description(plan.configuration, machine, {}))
+        system = run_metadata.system_description(plan.configuration, machine, {})
+        files.write_json(folder.path / "system.json", system)
     run_folder.write_metadata(folder.path, content)
     folder.note_ranks(experiment.number, run_metadata.redact(progress.environment), progress.reported)
 

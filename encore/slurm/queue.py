@@ -161,7 +161,8 @@ class Job:
     @property
     def results(self) -> Path | None:
         """Results folder from Encore's job comment; None if unknown."""
-        return Path(self.comment[len(COMMENT) :].partition(RESUMES)[0]) if self.comment.startswith(COMMENT) else None
+        path = self.comment[len(COMMENT) :].partition(RESUMES)[0]
+        return Path(path) if self.comment.startswith(COMMENT) else None
 
     @property
     def resumes(self) -> Path | None:

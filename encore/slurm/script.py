@@ -167,7 +167,8 @@ def estimate(configuration: Configuration, runs: int, minutes: int | None = None
     if result is None or result.score_minutes is None:
         return Estimate(None, "no published time of this configuration: using the limit of the partition")
     submitted = system.nodes * system.gpus_per_node
-    minutes = SETUP_MINUTES + math.ceil(MARGIN * result.score_minutes * submitted / configuration.ranks * runs)
+    scaled = result.score_minutes * submitted / configuration.ranks
+    minutes = SETUP_MINUTES + math.ceil(MARGIN * scaled * runs)
     reason = f"{result.name} took {result.score_minutes:.4g} min on {submitted} GPUs; times {MARGIN:g}, {runs} run(s)"
     return Estimate(minutes, f"{reason}, {configuration.ranks} GPUs, and {SETUP_MINUTES} min for set-up")
 

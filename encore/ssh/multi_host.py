@@ -74,6 +74,7 @@ def launch_with(name: str, hosts: tuple[Host, ...], output: str, interface: str,
         )  # fmt: skip
         return Launch("mpirun", outer=mpi, environment=HOROVOD_BY_MPI, export=("-x",))
     # encore.ssh.each_host starts torchrun on every host and sets PET_NODE_RANK.
+    names = ",".join(host.name for host in hosts)
     return Launch(
         "torchrun",
         inner=(
@@ -86,7 +87,7 @@ def launch_with(name: str, hosts: tuple[Host, ...], output: str, interface: str,
             "--redirects=3",
             "--no-python",
         ),
-        outer=(sys.executable, "-m", "encore.ssh.each_host", "--hosts", ",".join(host.name for host in hosts), "--"),
+        outer=(sys.executable, "-m", "encore.ssh.each_host", "--hosts", names, "--"),
         environment={"GLOO_SOCKET_IFNAME": interface} if interface else {},
     )
 

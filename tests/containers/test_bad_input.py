@@ -168,7 +168,8 @@ def test_missing_gpu_toolkit_is_reported(folder: Path, monkeypatch: pytest.Monke
     machine = machines.machine("NVIDIA A100-SXM4-40GB", memory_gib=40.0, capability="8.0")
     target = runtimes.choose(name, catalogue.choose("resnet"), machine, "gpu")
     results = checks.check(target, resolved("resnet", "dgxa100", None, 1, nodes=1), machine, [])
-    assert {check.name: check.hint for check in results if check.level == "FAIL"} == {"GPU toolkit": engines.NO_TOOLKIT}
+    hints = {check.name: check.hint for check in results if check.level == "FAIL"}
+    assert hints == {"GPU toolkit": engines.NO_TOOLKIT}
     message = 'docker: Error: could not select device driver "" with capabilities: [[gpu]].'
     assert engines.explain(message, "docker").found == "docker: the engine cannot pass GPUs to containers"
 

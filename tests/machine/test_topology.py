@@ -366,7 +366,8 @@ def test_binding_options_of_launchers() -> None:
     rank = "${places[${OMPI_COMM_WORLD_LOCAL_RANK:-${HOROVOD_LOCAL_RANK:-${LOCAL_RANK:-${SLURM_LOCALID:-0}}}}]}"
     taskset = f"places=('taskset --cpu-list 48-63,176-191' 'taskset --cpu-list 16-31,144-159'); exec {rank} \"$@\""
     assert binding.wrap_command(("python", "train.py"), near) == ("bash", "-c", taskset, "bound", "python", "train.py")
-    assert [binding.wrap_command((), ranks, with_numactl=True)[2].partition(";")[0] for ranks in (near, plain)] == [
+    numactl = [binding.wrap_command((), ranks, with_numactl=True)[2].partition(";")[0] for ranks in (near, plain)]
+    assert numactl == [
         "places=('numactl --physcpubind=48-63,176-191 --membind=3' 'numactl --physcpubind=16-31,144-159 --membind=1')",
         "places=('numactl --physcpubind=0-1 --localalloc' 'numactl --physcpubind=2-3 --localalloc')",
     ]

@@ -135,7 +135,8 @@ TRAIN = (
     ],
 )
 def test_ranks_of_one_node(system: str, ranks: int, gpus: int, threads: str | None) -> None:
-    training = job.training_job(resolved("resnet", system, "v0.7", ranks, nodes=1), Path("/data"), Path("/out"), {}, 16)
+    config = resolved("resnet", system, "v0.7", ranks, nodes=1)
+    training = job.training_job(config, Path("/data"), Path("/out"), {}, 16)
     launcher = ("horovodrun", "--gloo", "-np", str(ranks), "--output-filename", "/out/ranks") if ranks > 1 else ()
     result = (training.argv, training.ranks, training.gpus, training.environment.get("OMP_NUM_THREADS"))
     assert result == (launcher + TRAIN, ranks, gpus, threads)

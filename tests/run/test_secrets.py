@@ -76,7 +76,8 @@ def test_names_and_values_of_secrets() -> None:
 def test_secrets_of_arguments() -> None:
     words = ["run", "bert", "--set", "token_bucket=4", "--set=key_value_heads=8", "--image=x:1@sha256:01", "--env=A=b"]
     words += ["--password", CANARY, f"--db-password={CANARY}", f"--env=MY_KEY={CANARY}", f"PGPASSWORD={CANARY}"]
-    assert run_metadata.redact_arguments(words) == [word.replace(CANARY, run_metadata.REDACTED) for word in words]
+    redacted = [word.replace(CANARY, run_metadata.REDACTED) for word in words]
+    assert run_metadata.redact_arguments(words) == redacted
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]])

@@ -328,7 +328,8 @@ def test_job_is_found_by_the_results_folder_in_its_comment(tmp_path: Path, monke
         "14": ("failed", f"no run folder in {away}; Slurm: FAILED"),
         "15": ("ended", "Slurm: FAILED; its run folder, if any, is elsewhere"),
     }
-    assert [control.find_subject(name, home).folder for name in ("12", "13", point.path.name)] == [run, point, point]
+    names = ("12", "13", point.path.name)
+    assert [control.find_subject(name, home).folder for name in names] == [run, point, point]
     assert control.newest(tmp_path / "nothing here").path == run.path
 
 

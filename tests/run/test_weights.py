@@ -40,7 +40,8 @@ def test_weights_are_in_the_data_folder_or_elsewhere(name: str, tmp_path: Path) 
     mounts = [preflight.weight_mounts(files, data) for files in (inside, outside)]
     assert mounts == [(), (job.Mount(elsewhere, str(elsewhere), True),)]
     elsewhere.write_bytes(b"weights")
-    records = {"backbone": {"file": str(elsewhere), "bytes": 7, "sha256": hashlib.sha256(b"weights").hexdigest()}}
+    digest = hashlib.sha256(b"weights").hexdigest()
+    records = {"backbone": {"file": str(elsewhere), "bytes": 7, "sha256": digest}}
     assert preflight.weights_json(outside) == records
     for files in (outside, inside):  # the latter is missing: a checkpoint has the weights
         preflight.refuse_other_weights(files, records)
