@@ -104,7 +104,15 @@ class Evaluator:
         now = time.monotonic()
         self._looked, self._silent = now, self._silent + min(now - self._looked, LONGEST_GAP)
         if self._queue and 0 < self._hang_seconds() < self._silent:
-            raise self._hang_problem()
+            process = self._process.pid if self._process is not None else "-"
+            raise Problem(
+                f"the process that evaluates epoch {self._queue[0]} hangs: it gave no heartbeat for {self._silent:.0f} "
+                f"s (process {process} on {socket.gethostname()})",
+                "the average precision of its detections",
+                "find out what stops processes on this node, or raise --hang-seconds if it is only slow; then resume "
+                "the run: its checkpoint keeps all evaluations",
+                FAILED,
+            )
         return None
 
     def keep(self, epochs: Set[int]) -> None:
@@ -152,16 +160,6 @@ class Evaluator:
             return float((self._output / HANG_LIMIT).read_text(encoding="ascii"))
         except (OSError, ValueError):
             return HANG_SECONDS
-
-    def _hang_problem(self) -> Problem:
-        return Problem(
-            f"the process that evaluates epoch {self._queue[0]} hangs: it gave no heartbeat for {self._silent:.0f} "
-            f"s (process {self._process.pid if self._process is not None else '-'} on {socket.gethostname()})",
-            "the average precision of its detections",
-            "find out what stops processes on this node, or raise --hang-seconds if it is only slow; then resume the "
-            "run: its checkpoint keeps all evaluations",
-            FAILED,
-        )
 
     def _exit_problem(self) -> Problem:
         code = self._process.wait() if self._process is not None else 0

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
-from benchmarks.common.data import text_files
-from benchmarks.common.data.problem import FAILED, Problem
+from benchmarks.common.data import source_checks, text_files
+from benchmarks.common.data.problem import Problem
 from benchmarks.detection.layout import PARTS, images_folder, json_file
 
 ANNOTATIONS_ZIP = "annotations_trainval2017.zip"
@@ -139,7 +139,8 @@ def read_all(images: Images, names: Sequence[str]) -> Iterator[Tuple[str, bytes]
     """Yield names and bytes of images; no bytes for damaged zip members."""
     if not images.is_zip:
         for name in names:
-            yield name, _read_file(Path(images.container, name), images.sizes[name])
+            path = str(Path(images.container, name))
+            yield name, source_checks.read_unchanged(path, path, images.sizes[name])
         return
     with open_zip(Path(images.container)) as archive:
         for name in names:
@@ -147,23 +148,3 @@ def read_all(images: Images, names: Sequence[str]) -> Iterator[Tuple[str, bytes]
                 yield name, archive.read(images.prefix + name)
             except text_files.DAMAGED:
                 yield name, b""
-
-
-def _read_file(path: Path, size: int) -> bytes:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise Problem(
-            f"{path} cannot be read: {error.strerror or error}",
-            "a readable image",
-            "correct it and run the same command again",
-            FAILED,
-        ) from None
-    if len(data) != size:
-        raise Problem(
-            f"{path} changed during the preparation: {len(data):,} bytes, it had {size:,}",
-            "a source that does not change",
-            "run the same command again when nothing writes to the source",
-            FAILED,
-        )
-    return data

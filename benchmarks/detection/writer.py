@@ -21,6 +21,7 @@ from benchmarks.common.data.manifest import describe_file
 from benchmarks.common.data.prepare import Content, Listing, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
+from benchmarks.common.data.source_checks import first_names
 from benchmarks.common.data.workers import Report, Workers
 from benchmarks.detection import scenes, sources, tables
 from benchmarks.detection.annotations import load
@@ -113,7 +114,7 @@ def _plan(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     if first != second:
         different = [f"{number} {label}" for number, label in sorted(set(first) ^ set(second))]
         raise Problem(
-            f"train and val have different categories: {_first_names(different)}",
+            f"train and val have different categories: {first_names(different, '; ', SHOWN)}",
             "the same ids and names in both JSON files",
             f"give {source.annotations['train']} and {source.annotations['val']} one list of categories",
         )
@@ -176,12 +177,7 @@ def _reject(task: Task, lines: Sequence[str], expected: str) -> None:
 
 
 def _line(kind: str, names: Sequence[str], suffix: str = "") -> List[str]:
-    return [f"{len(names):,} {kind}: {_first_names(names)}{suffix}"] if names else []
-
-
-def _first_names(names: Sequence[str]) -> str:
-    hidden = len(names) - SHOWN
-    return "; ".join(names[:SHOWN]) + (f" and {hidden:,} more" if hidden > 0 else "")
+    return [f"{len(names):,} {kind}: {first_names(names, '; ', SHOWN)}{suffix}"] if names else []
 
 
 def _count(task: Task, part_tables: Mapping[str, Table]) -> Dict[str, int]:

@@ -10,10 +10,11 @@ import re
 import tarfile
 import zlib
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
-from benchmarks.common.data import published
-from benchmarks.common.data.problem import FAILED, Problem
+from benchmarks.common.data import published, source_checks
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.source_checks import first_names
 
 Report = Callable[[int], None]
 
@@ -61,24 +62,8 @@ def read_item(item: Item) -> bytes:
     """Return an image's bytes."""
     if item.payload:
         return item.payload
-    is_file = item.offset < 0
-    path = os.path.join(item.container, item.name) if is_file else item.container  # noqa: PTH118 - a million
-    try:
-        with open(path, "rb") as file:
-            file.seek(0 if is_file else item.offset)
-            data = file.read(-1 if is_file else item.size)
-    except OSError as error:
-        raise Problem(
-            f"{item.name} cannot be read: {error.strerror or error}", "a readable image", "fix it", FAILED
-        ) from None
-    if len(data) != item.size:
-        raise Problem(
-            f"{item.name} changed during the preparation: {len(data):,} bytes, it had {item.size:,}",
-            "a source that does not change",
-            "run the same command again when nothing writes to the source",
-            FAILED,
-        )
-    return data
+    path = os.path.join(item.container, item.name) if item.offset < 0 else item.container  # noqa: PTH118 - a million
+    return source_checks.read_unchanged(path, item.name, item.size, item.offset)
 
 
 def by_class(items: Iterable[Item], seed: int) -> List[List[Item]]:
@@ -110,12 +95,6 @@ def check_classes(source: Source) -> None:
                 "images of every class in both splits",
                 "add images of it, or remove the class from the other split",
             )
-
-
-def first_names(names: Sequence[str], limit: int = 5) -> str:
-    """The first names in a list, and the number of other names."""
-    listed = ", ".join(names[:limit])
-    return listed if len(names) <= limit else f"{listed} and {len(names) - limit:,} more"
 
 
 VAL_FOLDERS = ("val", "validation", "test")

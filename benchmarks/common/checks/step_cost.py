@@ -49,10 +49,6 @@ class Cost:
     by_class: Mapping[str, Tuple[int, int]]  # operations and bytes by class of kernel_table
     uncounted: Tuple[str, ...] = ()  # operators with GEMMs whose count is unknown
 
-    @property
-    def intensity(self) -> float:
-        return self.flops / self.moved if self.moved else 0.0
-
 
 def count(call: Callable[[], Any]) -> Cost:
     # The FLOP counter is outermost, to see operators before they are decomposed; bytes are counted as they run.

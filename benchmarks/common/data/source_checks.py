@@ -3,7 +3,7 @@
 import hashlib
 from typing import Any, Iterable, Sequence, Tuple
 
-from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.problem import FAILED, Problem
 from benchmarks.common.data.progress import Progress
 
 LISTED = 20  # damaged samples named in a message and in the manifest
@@ -26,6 +26,35 @@ def damaged(lines: Sequence[str], subject: str, expected: str, skips: bool, prog
         hint = "fix or delete them, or add --skip-corrupt to skip them" + (f": {KEPT}" if keeps else "")
         raise Problem(listing, expected, hint, keeps=keeps)
     progress.note(f"skipped {listing}")
+
+
+def first_names(names: Sequence[str], separator: str = ", ", limit: int = 5) -> str:
+    """Return the first names in a list, and the number of other names."""
+    listed = separator.join(names[:limit])
+    return listed if len(names) <= limit else f"{listed} and {len(names) - limit:,} more"
+
+
+def read_unchanged(path: str, name: str, size: int, offset: int = -1) -> bytes:
+    """Return a file of ``size`` bytes, or that many bytes at ``offset`` in a container; ``name``: in messages.
+
+    Raises:
+        Problem: it cannot be read, or its size has changed since it was listed.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, offset))
+            data = file.read(-1 if offset < 0 else size)
+    except OSError as error:
+        problem = f"{name} cannot be read: {error.strerror or error}"
+        raise Problem(problem, "a readable image", "correct it and run the same command again", FAILED) from None
+    if len(data) != size:
+        raise Problem(
+            f"{name} changed during the preparation: {len(data):,} bytes, it had {size:,}",
+            "a source that does not change",
+            "run the same command again when nothing writes to the source",
+            FAILED,
+        )
+    return data
 
 
 def key(content: bytes) -> str:

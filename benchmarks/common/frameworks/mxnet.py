@@ -1,7 +1,5 @@
 """MXNet with Horovod: startup, asynchronous sums over ranks, checkpoint files, shutdown."""
 
-import math
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 import mxnet as mx
@@ -9,7 +7,7 @@ import nvidia.dali.plugin.mxnet  # noqa: F401
 from mxnet.gluon.parameter import ParameterDict
 
 from benchmarks.common.run.checkpoints import load_arrays, save_arrays
-from benchmarks.common.run.ranks import CONNECTING, Lagged, Ranks
+from benchmarks.common.run.ranks import CONNECTING, Lagged, Ranks, no_compiled_code, unlimited_memory
 from benchmarks.common.run.timing import InputWait
 
 # Horovod opens its library with global symbols. DALI contains a separate C++ runtime: if loaded after Horovod, it binds
@@ -35,6 +33,7 @@ __all__ = [
 ]
 
 save, load = save_arrays, load_arrays
+memory, load_compiled, save_compiled = unlimited_memory, no_compiled_code, no_compiled_code
 
 
 def start(config: Any) -> Ranks:
@@ -53,11 +52,6 @@ def connect(ranks: Ranks) -> None:
         _sum(mx.nd.zeros((count,), ctx=ranks.context), f"connect.{count}").wait_to_read()
 
 
-def memory(context: Any) -> float:
-    """Return infinity: no MXNet configuration has a memory estimate."""
-    return math.inf
-
-
 def arithmetic(ranks: Ranks) -> Dict[str, Any]:
     """Return {}: MXNet does not report whether fp32 is TF32. The variables that control it are recorded elsewhere."""
     return {}
@@ -67,14 +61,6 @@ def finish() -> None:
     """Wait for all work and leave Horovod; without it MXNet's exit hook raises."""
     mx.nd.waitall()
     hvd.shutdown()
-
-
-def load_compiled(path: Path, ranks: Ranks) -> None:
-    """Do nothing: MXNet cannot save compiled code."""
-
-
-def save_compiled(path: Path, ranks: Ranks) -> None:
-    """Do nothing; see ``load_compiled``."""
 
 
 def synchronize() -> None:

@@ -1,9 +1,7 @@
 """TensorFlow with Horovod: start-up, averages of gradients, small sums over all ranks, checkpoint files, an end."""
 
-import math
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 # Before the import: TensorFlow reports every library that it finds or misses otherwise.
@@ -18,10 +16,11 @@ import horovod.tensorflow as hvd  # isort: skip
 import tensorflow as tf
 
 from benchmarks.common.run.checkpoints import load_arrays, save_arrays
-from benchmarks.common.run.ranks import CONNECTING, Lagged, Ranks
+from benchmarks.common.run.ranks import CONNECTING, Lagged, Ranks, no_compiled_code, unlimited_memory
 from benchmarks.common.run.timing import InputWait
 
 save, load = save_arrays, load_arrays
+memory, load_compiled, save_compiled = unlimited_memory, no_compiled_code, no_compiled_code
 
 # Serializes all sums outside a graph: TensorFlow's Horovod operators are blocking and share one kernel, under the
 # name of the first, which Horovod rejects if it is in flight twice.
@@ -76,11 +75,6 @@ def connect(ranks: Ranks) -> None:
                 hvd.allreduce(tf.zeros(count), op=hvd.Sum, name=f"connect.{number}.{count}", process_set=group)
 
 
-def memory(context: Any) -> float:
-    """Return infinity: no TensorFlow configuration has a memory estimate."""
-    return math.inf
-
-
 def arithmetic(ranks: Ranks) -> Dict[str, Any]:
     """Return whether fp32 is TF32 on a GPU that supports it; {} on a CPU."""
     if "GPU" not in ranks.context:
@@ -92,14 +86,6 @@ def arithmetic(ranks: Ranks) -> Dict[str, Any]:
 def finish() -> None:
     _sender.shutdown()
     hvd.shutdown()
-
-
-def load_compiled(path: Path, ranks: Ranks) -> None:
-    """Do nothing: TensorFlow cannot save compiled code."""
-
-
-def save_compiled(path: Path, ranks: Ranks) -> None:
-    """Do nothing; see ``load_compiled``."""
 
 
 def synchronize() -> None:

@@ -1,5 +1,6 @@
 """A process's rank and device."""
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,15 @@ class Ranks:
     local_rank: int
     local_size: int
     context: Any
+
+
+def unlimited_memory(context: Any) -> float:
+    """Return infinity: ``memory`` of a framework none of whose configurations has a memory estimate."""
+    return math.inf
+
+
+def no_compiled_code(path: Path, ranks: Ranks) -> None:
+    """Do nothing: ``load_compiled`` and ``save_compiled`` of a framework that cannot save compiled code."""
 
 
 class Lines:
