@@ -10,6 +10,7 @@ from encore.results.scores.score import Score
 
 # Their checkpoints may be evaluated after the run, as their rules allow.
 OFF_THE_CLOCK = frozenset({"minigo", "stable_diffusion"})
+ROUND_MS = 100_000  # Multiples are round numbers, which clocks rarely show
 _LARGEST_S = 1e12
 _DAY_S = 86400.0
 _MINUTES_FROM_S = 1000.0

@@ -1,7 +1,6 @@
 """Rules on one log: start of the clock, order of the times, qualities, and consistency with its logged speed."""
 
 import bisect
-import calendar
 import itertools
 import math
 import statistics
@@ -9,22 +8,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from encore.results.audit.anomalies import OFF_THE_CLOCK, Anomaly, duration, milliseconds, starting_line
+from encore.results.audit.anomalies import OFF_THE_CLOCK, ROUND_MS, Anomaly, duration, milliseconds, starting_line
 from encore.results.compliance.own_rules import small_data_findings
 from encore.results.format import count_of
-from encore.results.logs.run_log import Reason, RunLog, Stated
-from encore.results.logs.timing import intervals_of, length_of
+from encore.results.logs.run_log import EARLIEST_S, Reason, RunLog, Stated
+from encore.results.logs.timing import SLACK_S, intervals_of, length_of
 from encore.results.rules import BLEU_BENCHMARKS
 
 Span = tuple[float, float, float]  # Start and end between two evaluations, and the epochs or samples in between
-_FIRST_ROUND_S = calendar.timegm((2017, 1, 1, 0, 0, 0))
-_SLACK_S = 1.0
 _IDLE_S = 120.0
 _FASTER = 1.2
 _MUCH_FASTER = 1.5
 _LEAST_EVALUATIONS = 3
 _LONG_FIRST = 5.0
-_ROUND_MS = 100_000
 _LEAST_TIMES = 6
 _TRAINING = frozenset(
     {f"{name}_{edge}" for name in ("epoch", "block", "eval") for edge in ("start", "stop")} | {"train_epoch"}
@@ -34,7 +30,7 @@ _TRAINING = frozenset(
 def late_start(run: RunLog) -> Iterator[Anomaly]:
     events = [(phase.time_s, phase.line, phase.name) for phase in run.phases if phase.name in _TRAINING]
     events += [(point.time_s, point.line, "eval_accuracy") for point in run.quality if point.time_s is not None]
-    if run.start_s is not None and events and min(events)[0] < run.start_s - _SLACK_S:
+    if run.start_s is not None and events and min(events)[0] < run.start_s - SLACK_S:
         time_s, line, name = min(events)
         yield Anomaly(f"{duration(run.start_s - time_s)} after {name} in line {line}", run.path, starting_line(run))
 
@@ -157,7 +153,7 @@ def implausible_time(run: RunLog) -> Iterator[Anomaly]:
     line = starting_line(run)
     if run.reason is Reason.CLOCK:
         yield Anomaly(run.explanation, run.path, run.untimely_line or line)
-    elif run.start_s is not None and run.start_s < _FIRST_ROUND_S:
+    elif run.start_s is not None and run.start_s < EARLIEST_S:
         # HugeCTR's times count from the start of the process; their difference is the score.
         yield Anomaly(time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(run.start_s)), run.path, line)
 
@@ -174,7 +170,7 @@ def clock_backwards(run: RunLog) -> Iterator[Anomaly]:
         if name == "run_stop":
             # Rank 0 may write it first, before buffered lines of other ranks.
             continue
-        if latest is not None and time_s < latest[1] - _SLACK_S:
+        if latest is not None and time_s < latest[1] - SLACK_S:
             step = duration(latest[1] - time_s)
             yield Anomaly(f"{name} {step} before {latest[2]} in line {latest[0]}", run.path, line)
             return
@@ -184,7 +180,7 @@ def clock_backwards(run: RunLog) -> Iterator[Anomaly]:
 
 
 def round_start(run: RunLog) -> Iterator[Anomaly]:
-    if run.start_s is not None and run.start_s > 0 and milliseconds(run.start_s) % _ROUND_MS == 0:
+    if run.start_s is not None and run.start_s > 0 and milliseconds(run.start_s) % ROUND_MS == 0:
         yield Anomaly(
             f"the round number {milliseconds(run.start_s)} ms: written by hand?", run.path, starting_line(run)
         )
@@ -218,7 +214,7 @@ def target_after_stop(run: RunLog) -> Iterator[Anomaly]:
     if run.stop_s is None or not run.targets or not run.converged or run.benchmark in OFF_THE_CLOCK:
         return
     times = [(point.time_s, point.line) for point in run.met if point.time_s is not None]
-    if times and len(times) == len(run.met) and min(times)[0] > run.stop_s + _SLACK_S:
+    if times and len(times) == len(run.met) and min(times)[0] > run.stop_s + SLACK_S:
         seconds, line = min(times)
         yield Anomaly(f"{duration(seconds - run.stop_s)} after run_stop", run.path, line)
 

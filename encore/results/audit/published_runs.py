@@ -13,16 +13,14 @@ from typing import Any
 from encore.results.audit.anomalies import OFF_THE_CLOCK, Anomaly
 from encore.results.format import count_of
 from encore.results.logs.run_log import RunLog
-from encore.results.logs.timing import Length, curve_of, in_unit
-from encore.results.published.published import System, lines_of, system_of
+from encore.results.logs.timing import ROUNDED_S, Length, curve_of, in_unit
+from encore.results.published.published import DIGEST_DIGITS, System, lines_of, system_of
 from encore.results.published.systems import model_of
 from encore.results.rules import ROUNDS, benchmark_of, later_name
 from encore.results.scores.score import Score
 
 _LEAST_VALUES = 4  # Minimum of distinct qualities in a curve: fewer may agree by chance
 _LEAST_RUNS = 3  # Minimum of runs whose times match a public set, up to a factor
-_DIGITS = 6
-_ROUNDED_S = 0.0016  # Two times, both rounded to a millisecond
 _LARGEST_FACTOR = 5.0
 # Ratios with smaller differences are equal: digests store evaluation times with six digits.
 _SAME_FACTOR = 2e-4
@@ -145,7 +143,7 @@ def largest_node(model: str | None) -> int | None:
 
 def _round_values(values: Mapping[str, Sequence[float]]) -> _Values:
     return tuple(
-        (name, tuple(float(f"{value:.{_DIGITS}g}") for value in qualities))
+        (name, tuple(float(f"{value:.{DIGEST_DIGITS}g}") for value in qualities))
         for name, qualities in sorted(values.items())
     )
 
@@ -237,7 +235,7 @@ def _matching_sets(score: Score) -> list[tuple[_PublicSet, float, int]]:
 
 # Tolerance in minutes for two roundings and a factor
 def _tolerance_minutes(ratio: float) -> float:
-    return _ROUNDED_S / 60 * (1 + ratio)
+    return ROUNDED_S / 60 * (1 + ratio)
 
 
 # Number of times that equal a public time multiplied by ``ratio``; 0 after two misses. Public times are sorted.

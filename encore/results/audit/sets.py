@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from encore.results.audit.anomalies import OFF_THE_CLOCK, Anomaly, Check, milliseconds, starting_line
+from encore.results.audit.anomalies import OFF_THE_CLOCK, ROUND_MS, Anomaly, Check, milliseconds, starting_line
 from encore.results.format import count_of, join_names
 from encore.results.logs.run_log import RunLog
-from encore.results.logs.timing import length_of
+from encore.results.logs.timing import ROUNDED_S, length_of
 from encore.results.scores.score import Score
 from encore.results.table import grouped
 
@@ -21,11 +21,9 @@ _NEARLY_OF_CHANGE = 0.003
 _LITTLE_NOISE = frozenset({"llama31_405b"})  # Valid runs differ by a thousandth
 _LEAST_BOUNDARIES = 6
 _NEIGHBOURS = 50
-_TOLERANCE_S = 0.0016  # Both times in a copy are rounded to a millisecond after the shift
 _TUNED = re.compile(r"(?:opt|sgd|lars|adam|lamb)_|s_optimizer$|gradient_accumulation_steps$")
 _DEFERRED = "DEFERRED"  # Google's logs of v0.5 log some values later under different names
 _OUTLIER, _PACE, _APART = 5.0, 1.5, 1.2
-_ROUND_MS = 100_000
 _LEAST_RUNS = 3
 _SHOWN = 8
 
@@ -81,7 +79,7 @@ def _shape(run: RunLog) -> Shape | None:
 
 
 def _is_same_shape(shape: Shape, other: Shape) -> bool:
-    tolerance = _TOLERANCE_S / min(shape.seconds, other.seconds)
+    tolerance = ROUNDED_S / min(shape.seconds, other.seconds)
     pairs = zip(shape.fractions, other.fractions, strict=True)
     return abs(shape.middle - other.middle) <= tolerance and all(abs(a - b) <= tolerance for a, b in pairs)
 
@@ -89,8 +87,8 @@ def _is_same_shape(shape: Shape, other: Shape) -> bool:
 # Change of the copy's clock; empty if equal
 def _describe_change(copy: Shape, original: Shape) -> str:
     shift, stretch = copy.start_s - original.start_s, copy.seconds / original.seconds
-    changes = [f"{abs(shift):.3f} s {'later' if shift > 0 else 'earlier'}"] if abs(shift) > _TOLERANCE_S else []
-    if abs(copy.seconds - original.seconds) > 2 * _TOLERANCE_S:
+    changes = [f"{abs(shift):.3f} s {'later' if shift > 0 else 'earlier'}"] if abs(shift) > ROUNDED_S else []
+    if abs(copy.seconds - original.seconds) > 2 * ROUNDED_S:
         changes.append(f"all times multiplied by {stretch:.4f}")
     return ", ".join(changes)
 
@@ -223,7 +221,7 @@ def edited_outlier(score: Score) -> Iterator[Anomaly]:
         if not score.score_minutes or not run.minutes or run.start_s is None or run.stop_s is None:
             continue
         ratio = run.minutes / score.score_minutes
-        is_round = 0 in (milliseconds(time_s) % _ROUND_MS for time_s in (run.start_s, run.stop_s))
+        is_round = 0 in (milliseconds(time_s) % ROUND_MS for time_s in (run.start_s, run.stop_s))
         if is_round and not 1 / _APART < ratio < _APART and "mlperf" not in run.dialects:
             message = f"{ratio:.4g} times the score, and run_start or run_stop is a round number"
             yield Anomaly(message, run.path, starting_line(run))

@@ -24,6 +24,8 @@ from encore.results.compare.nearest import How, Match, equally_near, find_submis
 from encore.results.compare.run_set import RunSet, score_caveats, submission, use_official_scores
 from encore.results.findings import FindingJson
 from encore.results.format import count_of, figure, join_names
+from encore.results.logs.timing import ROUNDED_S
+from encore.results.published.published import DIGEST_DIGITS
 from encore.results.published.systems import family
 from encore.results.rules import data_size
 from encore.results.scores.score import NOT_CONVERGED, Lack
@@ -42,9 +44,6 @@ from encore.results.statistics import (
 WITHIN = 0.05  # Margin of the ratio that counts as the same result: 1 / 1.05 to 1.05
 # Default 0.99. In submitted DLRM logs, train_samples is the number of trained samples, which varies between runs.
 _LEAST_SHARE_OF_DATA = {"dlrm": 0.4}
-# Two times of the same run, both rounded to a millisecond. Digests store minutes with nine digits.
-_ROUNDED_MINUTES = 0.0016 / 60
-_DIGITS = 6  # Significant digits of qualities in the digests
 SAME_RUNS = "these are the submitted runs: without new runs, nothing was tested"
 SAME_LOGS = "both sets contain the same runs: without new runs, nothing was tested"
 
@@ -522,10 +521,14 @@ def _hardware_caveats(current: RunSet, baseline: RunSet, how: How) -> Iterator[s
 
 def same_runs(current: RunSet, baseline: RunSet) -> bool:
     """Return whether both sets are the same runs: equal times of all converged runs and equal qualities of all runs."""
+    # Digests store minutes with nine digits.
     times = list(zip(sorted(current.minutes), sorted(baseline.minutes), strict=False))
     curves, baseline_curves = (
         sorted(
-            [(name, [f"{value:.{_DIGITS}g}" for value in values]) for name, values in sorted(curve.values.items())]
+            [
+                (name, [f"{value:.{DIGEST_DIGITS}g}" for value in values])
+                for name, values in sorted(curve.values.items())
+            ]
             for curve in run_set.curves
         )
         for run_set in (current, baseline)
@@ -533,6 +536,6 @@ def same_runs(current: RunSet, baseline: RunSet) -> bool:
     return (
         bool(times)
         and (current.runs, len(current.minutes)) == (baseline.runs, len(baseline.minutes))
-        and all(math.isclose(*pair, rel_tol=1e-8, abs_tol=_ROUNDED_MINUTES) for pair in times)
+        and all(math.isclose(*pair, rel_tol=1e-8, abs_tol=ROUNDED_S / 60) for pair in times)
         and curves == baseline_curves
     )

@@ -26,14 +26,14 @@ from encore.errors import EncoreError
 from encore.results.compare.run_set import LossCurve, RunSet, load_run_sets
 from encore.results.logs.run_log import RunLog
 from encore.results.logs.timing import PHASES, length_of, phases_of
-from encore.results.published.published import DATA, load_published
+from encore.results.published.published import DATA, DIGEST_DIGITS, load_published
 from encore.results.published.systems import cells_at
 from encore.results.rules import ROUNDS, canonical, repository_of
 from encore.results.scores.score import find_sets
 from encore.results.table import grouped
 
-# Significant digits: of times and lengths, which are compared; of phases and curves, which are shown.
-_TIME_DIGITS, _OTHER_DIGITS = 9, 6
+# Significant digits of times and lengths, which are compared
+_TIME_DIGITS = 9
 _LOSSES, _LOSS_DIGITS = 48, 5  # Means of a run's training losses, and their significant digits
 _CHUNK_SIZE = 4
 _CODE = frozenset({"benchmarks", "benchmark"})  # Code folders; logs below them come from tests
@@ -187,7 +187,7 @@ def _length(run: RunLog, unit: str) -> float | None:
     )
 
 
-def _round_digits(value: float | None, digits: int = _OTHER_DIGITS) -> float | None:
+def _round_digits(value: float | None, digits: int = DIGEST_DIGITS) -> float | None:
     return None if value is None else float(f"{value:.{digits}g}")
 
 

@@ -27,6 +27,7 @@ from encore.results.compare.run_set import RunSet
 from encore.results.format import count_of, join_names, percent
 from encore.results.logs.metrics import Record, lines_of, record_of
 from encore.results.logs.timing import MOST_POINTS, curve_of
+from encore.results.published.published import DIGEST_DIGITS
 from encore.results.table import grouped
 
 Rows = NDArray[np.float64]
@@ -37,7 +38,6 @@ _SAMPLES = 1000
 _MAX_STEPS = 128  # Longer curves are averaged to this number of parts
 _SPAN_SHARE, _POOLED_SHARE = 32, 16  # Number of steps over span of the moving mean, and over reach of pooled spread
 _LARGEST = 1e100  # Larger values have diverged; their squares may overflow
-_DIGITS = 6  # Significant digits of qualities in the digests
 # Settings that explain lists elsewhere, but that change the training
 _TRAINED = ("data.", "implementation", "nodes", "ranks")
 
@@ -371,7 +371,7 @@ def qualities_of(run_set: RunSet) -> dict[str, list[Series]]:
     qualities: dict[str, list[Series]] = {}
     for number, curve in enumerate(curves, 1):
         for name, values in curve.values.items():
-            rounded = tuple(float(f"{value:.{_DIGITS}g}") for value in values)
+            rounded = tuple(float(f"{value:.{DIGEST_DIGITS}g}") for value in values)
             series = Series(number=number, at=tuple(range(1, len(values) + 1)), values=rounded)
             qualities.setdefault(name, []).extend([series] if values else [])
     return qualities

@@ -72,7 +72,7 @@ _PHASES = frozenset(
 )
 _DAMAGED_KEY = re.compile(r'"key":\s*"(\w+)"|:::MLL [\d.]+ (\w+):|:::MLPv\S+ \S+ [\d.]+ \(.*?:\d+\) (\w+)')
 _NAMING_DIALECTS = frozenset({"v0.5", "mlperf"})
-_EARLIEST_S = 1_483_228_800  # Year 2017: MLPerf started in 2018
+EARLIEST_S = 1_483_228_800  # Year 2017: MLPerf started in 2018
 # HugeCTR's v0.7 converter adds milliseconds to Unix seconds: only differences are correct.
 _HUGECTR = "format_ctr_output.py"
 # Events that report training progress between evaluations
@@ -261,7 +261,7 @@ class _Reading:
         for event in events:
             seconds, key = event.time_s, event.key
             run.events += 1
-            if seconds is None or not _EARLIEST_S <= seconds <= _latest_s():
+            if seconds is None or not EARLIEST_S <= seconds <= _latest_s():
                 event = self._drop_invalid_time(event)
                 seconds = event.time_s
             run.dialects.add(event.dialect)
@@ -302,7 +302,7 @@ class _Reading:
 
     # Remove invalid times, which must not be used to measure the run.
     def _drop_invalid_time(self, event: Event) -> Event:
-        if 0 < (event.time_s or 0) < _EARLIEST_S and str(event.metadata.get("file")).endswith(_HUGECTR):
+        if 0 < (event.time_s or 0) < EARLIEST_S and str(event.metadata.get("file")).endswith(_HUGECTR):
             return event
         if event.key in ("run_start", "run_stop") and self.untimely is None:
             self.untimely, self.run.untimely_line = event, event.line
@@ -549,7 +549,7 @@ def read_run(path: str | PathLike[str], round_: str | None = None, read: ReadEve
     return reading.finish(round_)
 
 
-# Times outside of _EARLIEST_S and tomorrow are invalid or in other units. Not a constant: a run may take days.
+# Times outside of EARLIEST_S and tomorrow are invalid or in other units. Not a constant: a run may take days.
 def _latest_s() -> float:
     return time.time() + 86_400
 
@@ -565,7 +565,7 @@ def _describe_invalid_time(event: Event) -> str:
         return f"{location} has {f'the invalid time {event.refused_time}' if event.refused_time else 'no time'}"
     if _EARLIEST_DATE_S <= seconds <= _LATEST_DATE_S:
         date = time.strftime("%Y-%m-%d", time.gmtime(seconds))
-        range_ = "in the future" if seconds > _EARLIEST_S else "before 2017"
+        range_ = "in the future" if seconds > EARLIEST_S else "before 2017"
         return f"{location} is on {date}, which is {range_}: is the clock right?"
     return f"{location} is at {seconds:.6g} s, which is not between 2017 and today: in another unit?"
 

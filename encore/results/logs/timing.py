@@ -21,7 +21,8 @@ _TRAINING_STARTS = (*_EPOCH_STARTS, "block_start")
 _STEPS_FROM = {"unet3d": 10_000}
 _STEPS_FROM_ELSE = 1000
 _STEPS_BELOW = 100_000  # Benchmarks that count samples have larger numbers
-_SLACK_S = 1.0
+SLACK_S = 1.0
+ROUNDED_S = 0.0016  # Largest difference between equal times that are both rounded to a millisecond
 MOST_POINTS = 30  # Points per plotted curve
 _COUNTS_SAMPLES = frozenset({"bert"})  # NVIDIA's BERT of v0.7 writes epoch 1, and the samples trained as train_samples
 
@@ -124,7 +125,7 @@ def deciding(run: RunLog) -> Quality | None:
     later, until the first that reaches the target. If the target is unknown (open division), return the last.
     """
     met = run.met if run.targets else run.met[-1:]
-    limit = math.inf if run.stop_s is None else run.stop_s + _SLACK_S
+    limit = math.inf if run.stop_s is None else run.stop_s + SLACK_S
     on_time = [point for point in run.quality if point.time_s is None or point.time_s <= limit]
     if run.converged and met and not any(point in on_time for point in met):
         return met[0]
@@ -136,7 +137,7 @@ def curve_of(run: RunLog, max_points: int = MOST_POINTS) -> Curve:
     """Return quality over time, reduced to ``max_points``; keeps the first and the deciding evaluation."""
     points: list[tuple[tuple[float | None, float | None], float, dict[str, float]]] = []
     for point in run.quality:
-        if run.start_s is None or point.time_s is None or point.time_s > (run.stop_s or math.inf) + _SLACK_S:
+        if run.start_s is None or point.time_s is None or point.time_s > (run.stop_s or math.inf) + SLACK_S:
             continue
         position, minutes = (point.epoch, point.samples), (point.time_s - run.start_s) / 60
         if points and points[-1][0] == position != (None, None) and not points[-1][2].keys() & point.values.keys():

@@ -22,6 +22,7 @@ from encore.results.rules import canonical
 
 DATA = Path(__file__).parents[1] / "data"
 DIGESTS = DATA / "digests"
+DIGEST_DIGITS = 6  # Significant digits of phases and curves in the digests
 _FIELDS = (
     "score_minutes", "fastest_minutes", "slowest_minutes", "cv", "samples_per_second", "init_seconds",
     "scaling_factor", "official_minutes",

@@ -115,7 +115,7 @@ def _describe(run_set: RunSet) -> str:
 # Numbers of the fastest and of the slowest converged runs that the score drops.
 def _dropped_counts(run_set: RunSet) -> tuple[int, int]:
     rule = rule_for(run_set.round, run_set.benchmark, run_set.global_batch)
-    if rule is None or rule.first_converging or not run_set.score_is_official:
+    if rule is None or rule.first_converging or not run_set.score_is_official or not run_set.minutes:
         return 0, 0
     return rule.dropped_each_side, max(rule.dropped_each_side - (run_set.runs - run_set.converged), 0)
 
