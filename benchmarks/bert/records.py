@@ -298,7 +298,8 @@ def _runs_of(samples: Samples, start: int, entries: Vocabulary) -> Tuple[np.ndar
     # Samples start and end with a mark, so runs without marks are in one segment.
     marks = np.concatenate(([0], np.cumsum((tokens == entries.cls) | (tokens == entries.sep))))
     selected = np.flatnonzero((hashes >> np.uint64(64 - KEPT_BITS) == 0) & (marks[RUN:] == marks[:-RUN]))
-    return hashes[selected], np.searchsorted(offsets - offsets[0], selected, side="right") - 1 + start
+    owners = np.searchsorted(offsets - offsets[0], selected, side="right") - 1 + start
+    return hashes[selected], owners
 
 
 def _overlapping(test: Samples, entries: Vocabulary, test_hashes: np.ndarray, is_in_train: np.ndarray) -> List[str]:

@@ -153,4 +153,5 @@ def _form_of(path: Path, paragraphs: bool, is_file: bool) -> str:
 def toy_data_set(folder: Path, name: Optional[str]) -> Source:
     # Write the text of the toy data set; written anew after an interruption, it is the same.
     path = folder / "python.txt"
-    return Source(name or python_text.NAME, (File(path, texts.SENTENCES),), (), None, python_text.write_text(path))
+    origin_text = python_text.write_text(path)
+    return Source(name or python_text.NAME, (File(path, texts.SENTENCES),), (), None, origin_text)

@@ -90,7 +90,8 @@ def read(path: Path, form: str, start: int, end: int) -> Iterator[Document]:
         lines = [line.lstrip("\ufeff").rstrip("\r") for line in content.decode("utf-8").split("\n")]
     except UnicodeDecodeError:
         raise text_files.not_utf8((path, str(path))) from None
-    for group in {EXTRACTED: _by_tag, WIKITEXT: _by_title}.get(form, _by_blank)(lines):
+    group_by = {EXTRACTED: _by_tag, WIKITEXT: _by_title}.get(form, _by_blank)
+    for group in group_by(lines):
         if form == SENTENCES:
             sentences = [line.strip() for line in group]
         else:

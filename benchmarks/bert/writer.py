@@ -56,6 +56,11 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
+    """Write arrays and vocabulary.
+
+    Raises:
+        Problem: the source is damaged or inconsistent, or leaves a part empty.
+    """
     source = listing.source or sources.toy_data_set(scratch, args.name)
     defaults = SUBMITTED if listing.source else SMALL
     length = args.sequence_length or defaults["length"]

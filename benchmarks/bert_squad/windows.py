@@ -72,7 +72,8 @@ def most_context(length: int, cut: List[Tuple[int, int]]) -> np.ndarray:
     scores = np.full((len(cut), length), -np.inf)
     for number, (start, size) in enumerate(cut):
         part = slice(start, start + size)
-        scores[number, part] = np.minimum(positions[part] - start, start + size - 1 - positions[part]) + 0.01 * size
+        poorer = np.minimum(positions[part] - start, start + size - 1 - positions[part])
+        scores[number, part] = poorer + 0.01 * size
     return scores.argmax(axis=0)
 
 

@@ -1,0 +1,1 @@
+"""gpt-oss-20b's pretraining, on Llama 3.1 8B's data: see README.md."""

@@ -32,7 +32,8 @@ from benchmarks.language.vocabulary import Vocabulary
 
 def within(counts: np.ndarray) -> np.ndarray:
     # Concatenate the ranges 0 to count - 1.
-    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    ends = np.cumsum(counts)
+    return np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
 
 
 def ragged(offsets: np.ndarray, indices: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:

@@ -86,7 +86,8 @@ def _document(text: str) -> List[str]:
 
 def _sentences(paragraph: str) -> Iterator[str]:
     # Yield the sentences in a prose paragraph; skips code, tables and titles.
-    if any(_CODE.search(line) for line in paragraph.splitlines()) or paragraph.startswith("    "):
+    lines = paragraph.splitlines()
+    if any(_CODE.search(line) for line in lines) or paragraph.startswith("    "):
         return
     for sentence in sentences_of(_MARKS.sub(r"\1", " ".join(paragraph.split()))):
         if _PROSE.match(sentence) and len(sentence.split()) >= LEAST_WORDS:

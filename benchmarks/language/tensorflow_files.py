@@ -227,4 +227,5 @@ def _integers(content: bytes) -> np.ndarray:
         return raw.astype(np.int64)
     begins = np.concatenate(([0], last[:-1] + 1))
     within = np.arange(len(raw)) - np.repeat(begins, last - begins + 1)
-    return np.add.reduceat((raw & 127).astype(np.uint64) << (7 * within).astype(np.uint64), begins).astype(np.int64)
+    parts = (raw & 127).astype(np.uint64) << (7 * within).astype(np.uint64)
+    return np.add.reduceat(parts, begins).astype(np.int64)

@@ -45,7 +45,8 @@ class Tokenizer:
 
 def words(text: str) -> List[str]:
     """Split text into words for learning a vocabulary: lower case, no accents, punctuation separated."""
-    return [word for word, _ in _PRE_TOKENIZER.pre_tokenize_str(_NORMALIZER.normalize_str(_with_final_sigmas(text)))]
+    normal = _NORMALIZER.normalize_str(_with_final_sigmas(text))
+    return [word for word, _ in _PRE_TOKENIZER.pre_tokenize_str(normal)]
 
 
 def _with_final_sigmas(text: str) -> str:
@@ -65,8 +66,10 @@ def learn(counts: Mapping[str, int], size: int, report: Callable[[int], None] = 
     letters = sorted({letter for word in counts for letter in word})
     entries = dict.fromkeys((*SPECIAL, *letters, *(f"##{letter}" for letter in letters)))
     backwards = {word[::-1]: count for word, count in counts.items()}
-    for line in learn_codes(backwards, max(0, size - len(entries)), report).split("\n")[1:-1]:
+    codes = learn_codes(backwards, max(0, size - len(entries)), report)
+    for line in codes.split("\n")[1:-1]:
         piece = line.replace(" ", "")
-        text = piece[: -len(_END_OF_WORD)][::-1] if piece.endswith(_END_OF_WORD) else "##" + piece[::-1]
+        is_last = piece.endswith(_END_OF_WORD)
+        text = piece[: -len(_END_OF_WORD)][::-1] if is_last else "##" + piece[::-1]
         entries.setdefault(text)
     return list(entries)[:size]

@@ -72,6 +72,7 @@ def served(url: str, exported: Path, seconds: float) -> Tuple[Step, List[int]]:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
+    """Print a text and its continuation."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("exported", type=Path, metavar="DIR", help="folder of export.json")
     parser.add_argument("text", help="text to continue")

@@ -27,6 +27,8 @@ MOST_UINT16 = 65500  # vocabulary size from which Megatron stores int32 (DType.o
 
 @dataclass(frozen=True)
 class Documents:
+    """A data set's documents, concatenated."""
+
     tokens: np.ndarray  # a memory map
     lengths: np.ndarray  # int32, a memory map: tokens per document
     begins: np.ndarray  # int64, a memory map: offset per document in bytes

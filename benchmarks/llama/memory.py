@@ -99,4 +99,5 @@ def mismatches(config: Any, needed: float, memory: float) -> List[Mismatch]:
     smaller = ["recompute=true or more recompute_layers"] if not config.recompute else []
     smaller += ["a smaller micro_batch"] if config.micro_batch_size > 1 else []
     hint = f"take more ranks, or set {', '.join([*smaller, 'more tensor_parallelism'])}"
-    return [(f"a rank needs {needed / 1e9:,.1f} GB", f"{ALLOCATABLE:.0%} of its memory, {memory / 1e9:,.1f} GB", hint)]
+    expected = f"{ALLOCATABLE:.0%} of its memory, {memory / 1e9:,.1f} GB"
+    return [(f"a rank needs {needed / 1e9:,.1f} GB", expected, hint)]

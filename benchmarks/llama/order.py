@@ -105,7 +105,8 @@ def cut(lengths: np.ndarray, documents: np.ndarray, length: int, count: int) -> 
     indices, offsets = np.empty(count, np.int32), np.empty(count, np.int32)
     done, end = 0, 0
     for first in range(0, len(documents), CHUNK):
-        bounds = np.concatenate(([end], np.take(lengths, documents[first : first + CHUNK]))).cumsum()
+        counts = np.take(lengths, documents[first : first + CHUNK])
+        bounds = np.concatenate(([end], counts)).cumsum()
         end = int(bounds[-1])
         starts = np.arange(done, min(count, -(-end // length)), dtype=np.int64) * length
         places = np.searchsorted(bounds, starts, side="right") - 1
@@ -133,4 +134,5 @@ def is_there(folder: Path, key: str) -> bool:
 
 
 def read(folder: Path, length: int) -> Order:
+    """Return an order that was written, as memory maps."""
     return Order(length, *(np.load(str(folder / f"{name}.npy"), mmap_mode="r") for name in FILES))

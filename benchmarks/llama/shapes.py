@@ -13,6 +13,8 @@ class Scaling(NamedTuple):
 
 
 class Shape(NamedTuple):
+    """Network sizes."""
+
     vocabulary: int
     layers: int
     width: int
@@ -33,14 +35,17 @@ class Shape(NamedTuple):
 
     @property
     def size(self) -> int:
+        """Return the head size."""
         return self.head_size or self.width // self.heads
 
     @property
     def queries(self) -> int:
+        """Return the values of all heads' queries."""
         return self.size * self.heads
 
     @property
     def keys(self) -> int:
+        """Return the values of all keys."""
         return self.size * self.key_value_heads
 
     def window_of(self, layer: int) -> int:

@@ -20,6 +20,8 @@ HELD_OUT = 20  # one in HELD_OUT documents of the toy data set is used for evalu
 
 
 class Source(NamedTuple):
+    """Files to prepare, and the name of the data set."""
+
     name: str
     train: Tuple[Path, ...]
     test: Tuple[Path, ...]

@@ -41,4 +41,5 @@ def learn(texts: Iterable[str], entries: int) -> tokenizers.Tokenizer:
 
 
 def encode(tokenizer: tokenizers.Tokenizer, texts: List[str]) -> List[List[int]]:
+    """Return the token ids per text, without special tokens."""
     return [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]

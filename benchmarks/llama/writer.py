@@ -44,6 +44,11 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
+    """Write both parts and the tokenizer.
+
+    Raises:
+        Problem: the source is damaged, too small or does not match the tokenizer.
+    """
     source: Source = listing.source or sources.toy_data_set(scratch, args.name)
     tokenizer = _tokenizer(source, args, scratch)
     entries = tokenizer.get_vocab_size()

@@ -1,0 +1,1 @@
+"""LoRA fine-tuning of Llama 2 70B."""

@@ -23,6 +23,8 @@ TOGETHER = 64  # rows of Parquet that are decoded at a time
 
 
 class Source(NamedTuple):
+    """Files per part, and the tokenizer."""
+
     files: Dict[str, Tuple[Path, ...]]
     tokenizer: Optional[Path]  # packed samples need none
     is_packed: bool
@@ -46,7 +48,8 @@ def find(args: argparse.Namespace) -> Source:
     text_files.check_shards(train)
     text_files.check_shards(test)
     tokenizer = args.tokenizer or next((path for path in all_files if path.name == FILE), None)
-    is_packed = PACKED[0] in next((row for _, row in rows(train[:1])), {})
+    first: Dict[str, Any] = next((row for _, row in rows(train[:1])), {})
+    is_packed = PACKED[0] in first
     if not is_packed and tokenizer is None:
         raise Problem(f"{origin} has texts and no {FILE}", "the tokenizer of the model", "pass it with --tokenizer")
     return Source({"train": train, "test": test}, tokenizer, is_packed)

@@ -35,6 +35,8 @@ BEFORE, BETWEEN = "### Summarize the following text:\n ", "\n ### Summary:\n"
 
 
 class Packed(NamedTuple):
+    """A part's samples."""
+
     tokens: np.ndarray  # int32 (samples, length)
     counts: np.ndarray  # bool, the same
     keys: List[str]  # keys of the packed texts
@@ -55,6 +57,11 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
+    """Write both parts.
+
+    Raises:
+        Problem: the source is damaged, too small, or does not match the vocabulary.
+    """
     source: Source = listing.source
     length = args.sequence_length or (toy.LENGTH if source is None else LENGTH)
     entries = args.vocabulary_size or ENTRIES

@@ -1,0 +1,1 @@
+"""Pretraining of Llama 3.1 8B."""

@@ -76,7 +76,8 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
             raise Problem(f"{path} is no file", "a file that can be read", "name another one")
     listed = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     origin_key = source and (source.name, source.made, source.form, source.languages, source.latin)
-    return Listing(source, hashlib.sha256(repr((VERSION, origin_key, listed, *options)).encode()).hexdigest())
+    key = repr((VERSION, origin_key, listed, *options))
+    return Listing(source, hashlib.sha256(key.encode()).hexdigest())
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:

@@ -74,7 +74,8 @@ def attention_loops(config: Config, ranks: Ranks, rows: Rows) -> Dict[str, bench
     qkv = torch.randn(3, len(rows.tokens), config.heads, size, device=ranks.context).to(dtype).requires_grad_()
 
     def attended(name: str) -> None:
-        attention.IMPLEMENTATIONS[name](*qkv.unbind(0), rows.offsets, rows.longest, dropout).float().sum().backward()
+        attend = attention.IMPLEMENTATIONS[name]
+        attend(*qkv.unbind(0), rows.offsets, rows.longest, dropout).float().sum().backward()
 
     names = attention.available(ranks.context, dtype, size, dropout)
     return {f"attention {name}": bench.repeated(partial(attended, name)) for name in names}

@@ -46,7 +46,8 @@ def published_tensors(part: MicroBatch, width: int) -> Tuple[np.ndarray, np.ndar
     offsets = part.rows.offsets.numpy()
     flat = part.masked.numpy()
     owners = np.searchsorted(offsets, flat, side="right") - 1
-    there = np.arange(width) < np.bincount(owners, minlength=len(offsets) - 1)[:, None]
+    counts = np.bincount(owners, minlength=len(offsets) - 1)
+    there = np.arange(width) < counts[:, None]
     positions = np.zeros(there.shape, np.int64)
     positions[there] = flat - offsets[owners]
     return positions, there

@@ -45,7 +45,8 @@ def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
 
     def logits(batch: Batch) -> torch.Tensor:
         tokens, segments, mask = serving.table(batch.rows, config.sequence_length)
-        return torch.from_numpy(np.stack(infer(tokens, segments, mask), axis=2)[mask == 1])
+        span_logits = np.stack(infer(tokens, segments, mask), axis=2)
+        return torch.from_numpy(span_logits[mask == 1])
 
     run: Any = SimpleNamespace(ranks=ALONE, interrupted=False, interruptible=iter, total=lambda values, count: values)
     spans = answer(config, evaluation_batches(config, data.test, ALONE), data, logits, run)

@@ -96,7 +96,8 @@ def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any])
     weights = None if saved else weights_file(config, data.folder)
     multiple = config.vocabulary_multiple
     vocabulary = -(-data.vocabulary.size // multiple) * multiple
-    training = Training(config, vocabulary, ranks, saved.get("kernel", config.optimizer_kernel), weights)
+    kernel = saved.get("kernel", config.optimizer_kernel)
+    training = Training(config, vocabulary, ranks, kernel, weights)
     if not saved:
         seed_dropout(config.seed, ranks)
     pytorch.broadcast(training.network.parameters())

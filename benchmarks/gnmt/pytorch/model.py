@@ -45,7 +45,8 @@ class Attention(nn.Module):
         # Return the context (B, T, width) for ``queries`` (B, T, width), and the weights (B, T, S).
         projected = self.query(queries)
         vector = self.scale * self.vector / self.vector.norm()
-        weights = self.weigh(projected, encoded.keys.to(projected.dtype), vector.to(projected.dtype), encoded.padding)
+        keys = encoded.keys.to(projected.dtype)
+        weights = self.weigh(projected, keys, vector.to(projected.dtype), encoded.padding)
         return torch.bmm(weights.to(encoded.context.dtype), encoded.context), weights
 
 
@@ -161,7 +162,8 @@ class GNMT(nn.Module):
 
     def forward(self, source: torch.Tensor, lengths: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         # (B, T, width): inputs of the classifier for ``target`` int64 (B, T).
-        return self.decoder(self.embedding(target.t()), self.encode(source, lengths), self.dropout).transpose(0, 1)
+        decoded = self.decoder(self.embedding(target.t()), self.encode(source, lengths), self.dropout)
+        return decoded.transpose(0, 1)
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         config, classifier = self.config, self.classifier

@@ -113,7 +113,8 @@ def main(argv: Optional[List[str]] = None) -> int:
             for _ in run.blocks():
                 for number in run.steps():
                     batch, rate = run.wait_for(partial(next, batches)), rates.of(number)
-                    run.report(train_step(training, batch, rate), rate, batch.all_source_tokens + batch.all_tokens)
+                    loss = train_step(training, batch, rate)
+                    run.report(loss, rate, batch.all_source_tokens + batch.all_tokens)
                 if run.evaluates():
                     run.evaluated(evaluate(training, data, run))
     if ranks.rank == 0:

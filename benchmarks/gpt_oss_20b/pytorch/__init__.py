@@ -1,0 +1,1 @@
+"""gpt-oss-20b in PyTorch, on the parts that are Llama's: benchmarks/llama."""

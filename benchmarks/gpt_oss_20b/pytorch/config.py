@@ -163,6 +163,7 @@ class Config(Derived):
         )
 
     def mismatches(self, manifest: Manifest, ranks: int, available: float) -> List[Mismatch]:
+        """Check the data set, the number of ranks and the memory (bytes per rank)."""
         mismatches = text_mismatches(self, manifest)
         copies, remainder = divmod(ranks, self.expert_parallelism)
         if remainder:

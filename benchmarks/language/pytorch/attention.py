@@ -156,7 +156,8 @@ def difference(attention: Attention, device: torch.device, dtype: torch.dtype, s
     # Return the maximum error of values and gradients compared with ``padded``, relative to the maximum value.
     lengths = (5, 17, 1, 64)
     offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=device)
-    inputs = torch.randn(3, sum(lengths), 2, size, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(3, sum(lengths), 2, size, generator=generator).to(device, dtype)
 
     def results(call: Attention) -> List[torch.Tensor]:
         leaf = inputs.clone().requires_grad_()

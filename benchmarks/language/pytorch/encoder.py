@@ -89,7 +89,8 @@ def fill_up(rows: Rows, tokens: int, pads: int, longest: int) -> Rows:
         raise ValueError(f"{missing} tokens of padding do not fit into {pads} sequences of {longest}")
     ends = [there + min(missing, longest * (number + 1)) for number in range(pads)]
     wide = [functional.pad(column, (0, missing)) for column in (rows.tokens, rows.segments, rows.positions)]
-    return Rows(wide[0], wide[1], wide[2], torch.cat([rows.offsets, rows.offsets.new_tensor(ends)]), longest, pads)
+    offsets = torch.cat([rows.offsets, rows.offsets.new_tensor(ends)])
+    return Rows(wide[0], wide[1], wide[2], offsets, longest, pads)
 
 
 # -- batches: tuples of rows and of tensors on the same device ---------------------------------------------------

@@ -26,7 +26,8 @@ def packed(tokens: torch.Tensor, segments: torch.Tensor, mask: torch.Tensor) -> 
 def table(rows: Rows, length: int) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     # Convert a packed batch to tokens, segments and mask (B, length), int64.
     count = len(rows.offsets) - 1
-    positions = (np.repeat(np.arange(count), np.diff(rows.offsets.numpy())), rows.positions.numpy())
+    owners = np.repeat(np.arange(count), np.diff(rows.offsets.numpy()))
+    positions = (owners, rows.positions.numpy())
     tables = tuple(np.zeros((count, length), np.int64) for _ in range(3))
     for wide, values in zip(tables, (rows.tokens.numpy(), rows.segments.numpy(), 1)):
         wide[positions] = values

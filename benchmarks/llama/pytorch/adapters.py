@@ -23,6 +23,8 @@ PREFIX = "base_model.model.model"  # of peft's names
 
 
 class Rule(NamedTuple):
+    """Hyperparameters of the adapters."""
+
     rank: int
     alpha: float
     dropout: float
@@ -111,6 +113,8 @@ class Lora(nn.Module):
 
 
 class AdaptedAttention(Attention):
+    """Attention with the projections of ``base`` and their adapters."""
+
     def __init__(self, base: Attention, qkv_lora: Lora, o_lora: Lora) -> None:
         nn.Module.__init__(self)
         self.size, self.attend, self.sinks = base.size, base.attend, base.sinks
@@ -198,6 +202,7 @@ def by_layer(weights: Mapping[str, torch.Tensor]) -> Iterator[Tuple[int, str, to
 
 
 def merged(base: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], scale: float) -> Dict[str, Any]:
+    """Return the base weights with the adapters merged."""
     merged_weights = dict(base)
     for layer, kind, down, ups in by_layer(weights):
         for product, up in zip("qkv" if kind == "qkv_lora" else "o", ups):

@@ -106,7 +106,8 @@ def windowed(
 
     def keys_of_blocks(tensor: torch.Tensor) -> torch.Tensor:
         # Keys of the blocks: (B * blocks, heads, 2 * block, size)
-        return torch.cat([parts(functional.pad(tensor[:, :, :-block], (0, 0, block, 0))), parts(tensor)], dim=2)
+        previous = functional.pad(tensor[:, :, :-block], (0, 0, block, 0))
+        return torch.cat([parts(previous), parts(tensor)], dim=2)
 
     indices = torch.arange(block, device=queries.device)
     distance = block + indices[:, None] - torch.arange(2 * block, device=queries.device)

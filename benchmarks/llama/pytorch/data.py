@@ -108,15 +108,18 @@ def evaluated_samples(config: Any, data: DataSet, evaluations: int) -> Order:
 
 
 def shown_samples(data: DataSet, samples: Order) -> List[np.ndarray]:
+    """Return the samples that a trained network continues for people to read."""
     numbers = np.linspace(0, len(samples) - 1, min(TEXTS, len(samples))).astype(int)
     return [samples.tokens(data.test, number) for number in numbers.tolist()]
 
 
 def synthetic_batch(config: Any, vocabulary: int, ranks: Ranks) -> Batch:
+    """Return a batch of random tokens."""
     return [synthetic_micro_batch(config, vocabulary, ranks, config.micro_batch_size)] * config.accumulation
 
 
 def synthetic_micro_batch(config: Any, vocabulary: int, ranks: Ranks, rows: int) -> MicroBatch:
+    """Return ``rows`` samples of random tokens."""
     position, generator = mesh_position(config, ranks), torch.Generator().manual_seed(config.seed)
     tokens = torch.randint(vocabulary, (rows, config.sequence_length + 1), generator=generator)
     positions = position.positions(config.sequence_length)

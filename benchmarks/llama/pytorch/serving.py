@@ -88,7 +88,8 @@ def log_perplexity(config: Any, data: DataSet, logits: Callable[[np.ndarray], np
     for start in range(0, len(samples), size):
         numbers = range(start, min(start + size, len(samples)))
         tokens = np.stack([samples.tokens(data.test, number) for number in numbers])
-        log_probs = torch.from_numpy(logits(np.ascontiguousarray(tokens[:, :-1]))).double().log_softmax(-1)
+        outputs = torch.from_numpy(logits(np.ascontiguousarray(tokens[:, :-1])))
+        log_probs = outputs.double().log_softmax(-1)
         is_label = torch.from_numpy(tokens[:, :-1] != data.test.end_token)
         loss -= float(log_probs.gather(-1, torch.from_numpy(tokens[:, 1:, None]))[..., 0][is_label].sum())
         count += int(is_label.sum())

@@ -32,11 +32,14 @@ from benchmarks.llama2_70b_lora.pytorch.train import build, mean_loss, train_ste
 
 
 class PlainDropout(adapters.Dropout):
+    """PyTorch's dropout."""
+
     def of(self, hidden: torch.Tensor, adapter: int, width: int) -> torch.Tensor:
         return functional.dropout(hidden, self.rule.dropout)
 
 
 def bare_step(config: Config, vocabulary: int, ranks: Ranks, batch: Batch) -> Callable[[], None]:
+    """Return a plain PyTorch loop's step with the same network and batch."""
     with torch.device("meta"):
         network = Network(config.shape(vocabulary))
     adapters.add(network, rule_of(config), 0)

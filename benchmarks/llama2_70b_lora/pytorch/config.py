@@ -150,6 +150,7 @@ class Config(Derived):
         )
 
     def mismatches(self, manifest: Manifest, ranks: int, available: float) -> List[Mismatch]:
+        """Check the data set, the number of ranks and the memory (bytes per rank)."""
         mismatches = rank_mismatches(self, ranks)
         length, vocabulary = manifest["facts"]["sequence_length"], manifest["facts"]["vocabulary"]
         if length != self.sequence_length:

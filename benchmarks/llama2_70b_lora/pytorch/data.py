@@ -28,6 +28,7 @@ Batch = List[MicroBatch]  # the group's samples per step, as micro-batches
 
 @lru_cache(maxsize=4)
 def shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the order of an epoch's samples."""
     return np.random.RandomState([seed % (1 << 32), seed >> 32, epoch]).permutation(count)
 
 
@@ -74,6 +75,7 @@ def evaluation_input(config: Config, data: Samples, ranks: Ranks) -> Iterator[Mi
 
 
 def synthetic_batch(config: Config, vocabulary: int, ranks: Ranks) -> Batch:
+    """Return a batch with random tokens."""
     shape = (config.micro_batch_size, config.sequence_length)
     tokens = np.random.RandomState(0).randint(vocabulary, size=shape)
     part = micro_batch(tokens, np.ones(shape, bool), mesh_position(config, ranks), range(len(tokens)))

@@ -153,6 +153,7 @@ class Config(Derived):
         )
 
     def mismatches(self, manifest: Manifest, ranks: int, available: float) -> List[Mismatch]:
+        """Check the data set, the number of ranks and the memory (bytes per rank)."""
         mismatches = rank_mismatches(self, ranks) + text_mismatches(self, manifest)
         return mismatches + memory.mismatches(
             self, self.needed_memory(manifest["facts"]["vocabulary"], ranks), available

@@ -111,7 +111,8 @@ def training_step(network: Network) -> Infer:
     def infer(*inputs: np.ndarray) -> Arrays:
         tokens, source, memory, cache = as_tensors(inputs)
         position = cache.shape[POSITIONS]
-        state = State(tokens.shape[1], mask_of(source), unstack(memory), cache.flatten(0, 1).permute(1, 2, 0, 3, 4, 5))
+        past = cache.flatten(0, 1).permute(1, 2, 0, 3, 4, 5)
+        state = State(tokens.shape[1], mask_of(source), unstack(memory), past)
         with torch.no_grad():
             log_probabilities = network.next(tokens.flatten(), position, state)
         added = state.kv[..., position : position + 1, :].permute(2, 0, 1, 3, 4, 5)

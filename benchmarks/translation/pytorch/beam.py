@@ -53,7 +53,8 @@ def coverage_penalty(factor: float) -> Coverage:
     """
 
     def penalty(attention: torch.Tensor) -> torch.Tensor:
-        return factor * attention.clamp(0, 1).log().masked_fill(attention <= 0, 0).sum(-1)
+        logarithms = attention.clamp(0, 1).log()
+        return factor * logarithms.masked_fill(attention <= 0, 0).sum(-1)
 
     return penalty
 
@@ -147,7 +148,8 @@ def search(
             # Accumulate the attention of the next token; finished hypotheses lack a next token.
             new = attention.float().view(*alive.scores.shape, -1).masked_fill(alive.ended[:, :, None], 0)
             alive = alive._replace(attention=new if alive.attention is None else alive.attention + new)
-        alive, source, done = grow(alive, best, _costs(probabilities, alive, position, rules), position, rules)
+        costs = _costs(probabilities, alive, position, rules)
+        alive, source, done = grow(alive, best, costs, position, rules)
         active = (~done).nonzero(as_tuple=True)[0]
         if len(active) == 0:
             break

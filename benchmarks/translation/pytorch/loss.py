@@ -24,7 +24,8 @@ def plain_loss(logits: torch.Tensor, targets: torch.Tensor, smoothing: float) ->
     log_probabilities = F.log_softmax(logits, 1, dtype=torch.promote_types(logits.dtype, torch.float32))
     counts = targets != PAD
     nll = -log_probabilities.gather(1, targets[:, None])[counts].sum()
-    return (1 - smoothing) * nll + smoothing * (-log_probabilities.mean(1)[counts].sum())
+    uniform = -log_probabilities.mean(1)[counts].sum()
+    return (1 - smoothing) * nll + smoothing * uniform
 
 
 def row_loss(
@@ -85,9 +86,11 @@ def smoothed_loss(
         hidden = hidden.index_select(0, rows)
     # Autocast's type for a GEMM, on all devices and PyTorch releases.
     dtype = F.linear(hidden[:0], weight).dtype
-    row_bytes = weight.shape[0] * torch.finfo(torch.promote_types(dtype, torch.float32)).bits // 8
+    wide = torch.promote_types(dtype, torch.float32)
+    row_bytes = weight.shape[0] * torch.finfo(wide).bits // 8
     chunk = chunk or max(1, CHUNK_BYTES[hidden.device.type] // row_bytes)
-    return _ChunkedLoss.apply(hidden, weight, bias, targets, smoothing, chunk, dtype, torch.is_grad_enabled(), of_rows)
+    with_gradients = torch.is_grad_enabled()
+    return _ChunkedLoss.apply(hidden, weight, bias, targets, smoothing, chunk, dtype, with_gradients, of_rows)
 
 
 class _ChunkedLoss(torch.autograd.Function):

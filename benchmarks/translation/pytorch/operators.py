@@ -156,4 +156,5 @@ def choose(
     """
     from_apex = apex_operators(find_apex() if apex_modules is None else apex_modules)
     apex = kernels.Library("apex", from_apex, "apex is not installed, or lacks its CUDA extensions")
-    return kernels.choose_with(apex, {name: registry[name] for name in sizes}, requested, ranks, dtype, sizes, saved)
+    operators = {name: registry[name] for name in sizes}
+    return kernels.choose_with(apex, operators, requested, ranks, dtype, sizes, saved)

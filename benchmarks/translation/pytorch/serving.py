@@ -71,7 +71,8 @@ def rows_of(array: np.ndarray) -> torch.Tensor:
 def evaluate(batches: Iterable[SourceBatch], data: DataSet, decode: Decode, score: Score) -> Dict[str, float]:
     # Return the BLEU of the translations of all test sentences.
     run: Any = SimpleNamespace(interrupted=False, interruptible=iter)
-    return {"bleu": score(translate(batches, len(data.test), decode, ALONE, run) or [], data)}
+    hypotheses = translate(batches, len(data.test), decode, ALONE, run) or []
+    return {"bleu": score(hypotheses, data)}
 
 
 def preprocessing(data: DataSet, source_bos: bool) -> Dict[str, Any]:

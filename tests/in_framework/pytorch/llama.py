@@ -108,7 +108,8 @@ def test_cached_steps_match_the_network(shape):
 
 
 def test_norms_and_sinks_have_no_weight_decay():
-    groups = state.adamw(dict(Network(GPT_OSS_SHAPE._replace(qk_norm=True)).named_parameters()), GPT_OSS).param_groups
+    parameters = dict(Network(GPT_OSS_SHAPE._replace(qk_norm=True)).named_parameters())
+    groups = state.adamw(parameters, GPT_OSS).param_groups
     summary = [(group["weight_decay"], {weight.ndim for weight in group["params"]}) for group in groups]
     assert summary == [(0.1, {2, 3}), (0.0, {1})]
 
