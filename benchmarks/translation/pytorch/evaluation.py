@@ -65,6 +65,10 @@ def translate(
             hypotheses += decode(batch)
     if run.interrupted:
         return None
+    return _of_all_ranks(indices, hypotheses, sentences, ranks)
+
+
+def _of_all_ranks(indices: List[int], hypotheses: List[List[int]], sentences: int, ranks: Ranks) -> List[List[int]]:
     # Gather the tokens of all sentences in order; each sentence is on one rank.
     longest = torch.tensor([max(map(len, hypotheses), default=0)], device=ranks.context)
     if ranks.size > 1:
