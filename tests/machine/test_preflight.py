@@ -286,7 +286,8 @@ def test_doctor_fails_if_nothing_can_run(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_doctor_warns_of_environments_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(paths, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(shutil, "which", lambda name: None if name == "g++" else f"/usr/bin/{name}")
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "g++" else which(name))
     monkeypatch.setattr(environment, "_find_interpreter", min)
     mxnet, pytorch, tensorflow = doctor._environments()
     version = min(catalogue.framework("pytorch").python)
