@@ -1,4 +1,4 @@
-"""Batch-norm fused with addition and ReLU, for networks that are not compiled.
+"""Batch-norm fused with addition and ReLU.
 
 ``norm_relu`` is the PyTorch version; the Triton kernels are in kernels.py. benchmarks/common/torch/kernels.py
 compares and selects.

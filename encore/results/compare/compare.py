@@ -75,6 +75,8 @@ class FactorJson:
 
 @dataclass(frozen=True, kw_only=True)
 class Factor(FactorJson):
+    """One quantity in both run sets. ``ratio`` is ``ours`` over ``theirs``; below 1 is better."""
+
     tested_ratio: Ratio | None = None  # Tested ratio; None if it does not decide the verdict
 
     def outcome(self, within: float) -> Outcome:
