@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError, model_validator
 
-from encore import names, paths
-from encore.errors import EncoreError
+from encore import paths
+from encore.errors import EncoreError, unknown_name
 from encore.files import read_toml
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
@@ -302,7 +302,7 @@ def parse(model: type[Parsed], path: Path, **defaults: Any) -> Parsed:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            raise names.unknown(f"key in {path}:", key, _keys_next_to(model, first["loc"])) from error
+            raise unknown_name(f"key in {path}:", key, _keys_next_to(model, first["loc"])) from error
         location = f"{path}: {key}" if key else str(path)
         raise EncoreError(f"{location}: {first['msg'].removeprefix('Value error, ')}", hint="fix the file") from error
 
@@ -323,7 +323,7 @@ def _keys_next_to(model: type[BaseModel], location: tuple[int | str, ...]) -> li
 def framework(name: str) -> Framework:
     frameworks = parse(RootModel[dict[str, Framework]], paths.REQUIREMENTS / "environments.toml").root
     if name not in frameworks:
-        raise names.unknown("framework environment", name, frameworks)
+        raise unknown_name("framework environment", name, frameworks)
     return frameworks[name]
 
 
@@ -348,7 +348,7 @@ def choose(name: str) -> Choice:
     for choice in choices().values():
         if name in (choice.name, f"{choice.benchmark.name}-{choice.implementation_name}"):
             return choice
-    raise names.unknown("benchmark", name, choices())
+    raise unknown_name("benchmark", name, choices())
 
 
 def systems(choice: Choice) -> list[System]:
@@ -383,11 +383,11 @@ def find_system(choice: Choice, name: str, round_name: str | None) -> System:
     ]
     matches = [system for system in candidates if system.system == name]
     if not matches:
-        raise names.unknown(f"system of {choice.name}", name, {system.system for system in candidates})
+        raise unknown_name(f"system of {choice.name}", name, {system.system for system in candidates})
     if round_name is None:
         return matches[-1]
     if round_name not in choice.benchmark.rounds:
-        raise names.unknown("round", round_name, choice.benchmark.rounds)
+        raise unknown_name("round", round_name, choice.benchmark.rounds)
     for system in matches:
         if system.round == round_name:
             return system

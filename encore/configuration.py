@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from encore import names, paths
+from encore import paths
 from encore.catalogue import Choice, System, Weights
-from encore.errors import EncoreError
+from encore.errors import EncoreError, unknown_name
 
 # Reasons why system files are not submitted configurations, by kind.
 UNSUBMITTED = {
@@ -191,7 +191,7 @@ def parse_setting(setting: str, types_of: dict[str, Any]) -> tuple[str, Any]:
     if not separator:
         raise EncoreError(f"--set {setting!r} has no '='", expected="key=value", hint="--set learning_rate=0.1")
     if name not in types_of:
-        raise names.unknown("configuration key", name, types_of)
+        raise unknown_name("configuration key", name, types_of)
     try:
         value = json.loads(text)
     except json.JSONDecodeError:
@@ -270,7 +270,7 @@ def resolve(
     values["round"] = Value(system.round, "the system's round")
     for name, value in system.config.items():
         if name not in types:
-            raise names.unknown(f"key in system {system.system}", name, types)
+            raise unknown_name(f"key in system {system.system}", name, types)
         values[name] = Value(checked(name, value, types[name]), f"systems/{system.file}")
     parsed = [parse_setting(setting, types) for setting in settings]
     needed = _submitted_weights(choice, system, dict(parsed).get("device", values["device"].value))

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from encore import catalogue, job, names, paths
-from encore.errors import EncoreError, ExitCode
+from encore import catalogue, job, paths
+from encore.errors import EncoreError, ExitCode, unknown_name
 from encore.files import json_objects
 
 PASSPORT = "dataset.json"
@@ -80,7 +80,7 @@ def preparable() -> list[str]:
 
 def _module(benchmark: str) -> str:
     if benchmark not in preparable():
-        raise names.unknown("benchmark", benchmark, preparable())
+        raise unknown_name("benchmark", benchmark, preparable())
     return f"benchmarks.{paths.benchmark_folder(benchmark).name}.prepare"
 
 

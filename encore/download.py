@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote, urlsplit
 
-from encore import catalogue, data, environment, hub, names
-from encore.errors import EncoreError, ExitCode
+from encore import catalogue, data, environment, hub
+from encore.errors import EncoreError, ExitCode, unknown_name
 from encore.files import existing
 
 PART = ".part"
@@ -134,7 +134,7 @@ def plan(benchmark: catalogue.Benchmark, directory: Path, output: Path, variant:
         download = catalogue.benchmarks()[download.same_as].download
     variants = {file.variant: file.place[1] for file in download.files if file.variant}
     if variant and variant not in variants:
-        raise names.unknown("variant", variant, variants)
+        raise unknown_name("variant", variant, variants)
     replaced = {file.file for file in download.files if variant and file.variant == variant}
     selected = [file for file in download.files if file.variant == (variant if file.file in replaced else "")]
     files = [_with_revision(file, revision) for file in selected]

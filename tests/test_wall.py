@@ -162,8 +162,8 @@ def test_imports_point_to_lower_layers() -> None:
 
 
 def test_results_need_no_other_part_of_encore() -> None:
-    # names and peaks depend on errors and files only. The environment of a submission is in the catalogue of systems.
-    leaves = {"encore", "encore.errors", "encore.files", "encore.names", "encore.peaks"}
+    # The environment of a submission is in the catalogue of systems.
+    leaves = {"encore", "encore.errors", "encore.files"}
     foreign = {
         module: {name for name in imported(module) if not name.startswith("encore.results")} - leaves
         for module in MODULES
@@ -172,7 +172,6 @@ def test_results_need_no_other_part_of_encore() -> None:
     assert {module: names for module, names in foreign.items() if names} == {
         "encore.results.compare.explain": {"encore.catalogue"}
     }
-    assert imported("encore.names") | imported("encore.peaks") <= leaves
 
 
 def test_there_are_no_import_cycles() -> None:

@@ -15,9 +15,9 @@ from typing import Annotated, Any
 import typer
 import typer.main
 
-from encore import __version__, files, names, paths
+from encore import __version__, files, paths
 from encore.cli.command_classes import Command, Group
-from encore.errors import EncoreError, ExitCode
+from encore.errors import EncoreError, ExitCode, unknown_name
 
 # Command -> module.function. An entry without a function is a command group, defined by GROUP of the module.
 COMMANDS = {
@@ -77,7 +77,7 @@ class Commands(Group):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         targets = {**COMMANDS, **LAB}
         if cmd_name not in targets:
-            raise names.unknown("command", cmd_name, targets)
+            raise unknown_name("command", cmd_name, targets)
         name, _, function = targets[cmd_name].partition(".")
         module = importlib.import_module(f"encore.cli.{name}")
         parent = typer.Typer(add_completion=False, rich_markup_mode=None)

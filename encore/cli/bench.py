@@ -8,10 +8,11 @@ from typing import Annotated, Any, cast
 import typer
 from typing_extensions import NotRequired, TypedDict
 
-from encore import catalogue, launchers, peaks
+from encore import catalogue, launchers
 from encore.cli import data, extensions, layout, options
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node
+from encore.results import peaks
 from encore.results.audit import kernels
 from encore.run import planning, programs
 

@@ -20,10 +20,10 @@ from typing import Annotated, Any
 import jinja2
 import typer
 
-from encore import catalogue, configuration, names, paths
+from encore import catalogue, configuration, paths
 from encore.cli import schemas
 from encore.containers import building, compatibility, images
-from encore.errors import EncoreError, ExitCode
+from encore.errors import EncoreError, ExitCode, unknown_name
 from encore.results import findings
 from encore.results.audit.audit import RULES
 from encore.results.published import published, tables
@@ -139,7 +139,7 @@ def table(marker: str) -> str:
     name, *benchmark = marker.split()
     macros = vars(TABLES.module)
     if name.replace("-", "_") not in macros:
-        raise names.unknown("generated table", name, [macro for macro in macros if not macro.startswith("_")])
+        raise unknown_name("generated table", name, [macro for macro in macros if not macro.startswith("_")])
     return str(macros[name.replace("-", "_")](*benchmark))
 
 

@@ -8,11 +8,10 @@ from typing_extensions import TypedDict
 
 from encore.cli import options
 from encore.cli.layout import console, put, say, text, write_json
-from encore.errors import EncoreError
+from encore.errors import EncoreError, unknown_name
 from encore.lab.scaling import curves as scaling_curves
 from encore.lab.scaling import scheduling
 from encore.lab.scaling.scheduling import Job
-from encore.names import unknown
 from encore.results.report.report import Report, write_files
 from encore.results.rules import canonical
 from encore.run.planning import check_gpus
@@ -105,7 +104,7 @@ def _jobs(requests: list[str], gpus: int, sources: list[str], extrapolate: bool)
                 hint="choose a different source: --curves",
             )
         if benchmark not in curves:
-            raise unknown("benchmark", name, curves)
+            raise unknown_name("benchmark", name, curves)
         counts[benchmark] = counts.get(benchmark, 0) + int(number or 1)
     return [
         Job(benchmark=name, options=scaling_curves.options(name, curves[name], gpus, extrapolate), count=count)

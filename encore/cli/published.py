@@ -9,8 +9,7 @@ import typer
 
 from encore.cli import options
 from encore.cli.layout import MIN_WORD, console, minutes_text, say, show, text, write_json
-from encore.errors import EncoreError
-from encore.names import unknown
+from encore.errors import EncoreError, unknown_name
 from encore.results.published.published import PublishedResult, load_published, select
 from encore.results.published.tables import parts_of_width, result_table, sections
 from encore.results.rules import canonical
@@ -68,9 +67,9 @@ def published(
     benchmarks = {result.benchmark for result in load_published() if result.benchmark}
     submitters, rounds = ({getattr(result, key) for result in load_published()} for key in ("submitter", "round"))
     if benchmark is not None and canonical(benchmark) not in benchmarks:
-        raise unknown("published benchmark", benchmark, benchmarks)
+        raise unknown_name("published benchmark", benchmark, benchmarks)
     if submitter is not None and submitter.lower() not in [name.lower() for name in submitters]:
-        raise unknown("submitter", submitter, submitters)
+        raise unknown_name("submitter", submitter, submitters)
     results = select(
         load_published(),
         benchmark=benchmark,

@@ -19,12 +19,13 @@ from rich.markup import escape
 from rich.text import Text
 from typing_extensions import TypedDict
 
-from encore import data, files, job, paths, peaks
+from encore import data, files, job, paths
 from encore.cli import options, progress_display
 from encore.cli.layout import console, ignore_closed_output, show, text, write_json
 from encore.configuration import Deviation
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node_checks, preflight
+from encore.results import peaks
 from encore.results.findings import ReportJson
 from encore.results.format import with_names
 from encore.run import evaluate, hints, planning, run_folder, run_metadata, runner, supervise

@@ -22,8 +22,8 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 from typing_extensions import NotRequired, TypedDict
 
-from encore import catalogue, configuration, names, paths
-from encore.errors import EncoreError
+from encore import catalogue, configuration, paths
+from encore.errors import EncoreError, unknown_name
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 FOLDER = paths.ROOT / "docs" / "schemas"
@@ -277,7 +277,7 @@ def schema_of(name: str) -> Json:
     """Return the JSON Schema of that name."""
     entries = published()
     if name not in entries:
-        raise names.unknown("schema", name, entries)
+        raise unknown_name("schema", name, entries)
     entry = entries[name]
     document = entry.adapter().json_schema(mode="serialization", schema_generator=_Generator)
     document.pop("title", None)

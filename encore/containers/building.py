@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from encore import catalogue, environment, installer, names, paths, release
+from encore import catalogue, environment, installer, paths, release
 from encore.catalogue import Choice
 from encore.containers import compatibility, engines, images
 from encore.containers.engines import Engine
 from encore.environment import build_switches
-from encore.errors import EncoreError, ExitCode
+from encore.errors import EncoreError, ExitCode, unknown_name
 from encore.machine import node
 
 OnLine = Callable[[str], None]  # Called with each output line of an engine
@@ -300,7 +300,7 @@ def build_standin(engine: Engine, framework: str | None, on_line: OnLine) -> str
     standins = images.catalogue().standin
     framework = framework or next(iter(standins))
     if framework not in standins:
-        raise names.unknown("stand-in", framework, standins)
+        raise unknown_name("stand-in", framework, standins)
     if engines.inspect(engine, ROOT_IMAGE) is None:
         import_debian(engine, ROOT_IMAGE, on_line)
     download(framework, on_line)

@@ -7,9 +7,9 @@ from pathlib import Path
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from encore import files, names, paths
+from encore import files, paths
 from encore.catalogue import Choice, Difference, Strict, System, parse
-from encore.errors import EncoreError
+from encore.errors import EncoreError, unknown_name
 
 CONTAINERS = paths.ROOT / "containers"
 CATALOGUE = CONTAINERS / "images.toml"
@@ -116,7 +116,7 @@ def find_release(framework: str, name: str | None = None) -> Release:
     for release in of_framework:
         if reference in (release.release, release.tag):
             return release
-    raise names.unknown(f"{framework} release", reference, [*(r.release for r in of_framework), STANDIN])
+    raise unknown_name(f"{framework} release", reference, [*(r.release for r in of_framework), STANDIN])
 
 
 REFERENCE = "MLCommons"  # Submitter of systems that are the reference's

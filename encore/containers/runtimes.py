@@ -12,12 +12,12 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from encore import data, files, names, paths
+from encore import data, files, paths
 from encore.catalogue import Choice
 from encore.containers import building, engines, images, renderers
 from encore.containers.engines import Engine, Image
 from encore.containers.renderers import Container, check_image
-from encore.errors import EncoreError
+from encore.errors import EncoreError, unknown_name
 from encore.job import Command, Job, Mount
 from encore.launchers import ALONE, Launch
 from encore.machine import interpreters
@@ -96,7 +96,7 @@ def choose(
     ``python`` is the user's interpreter for the host.
     """
     if runtime not in RUNTIMES:
-        raise names.unknown("runtime", runtime, RUNTIMES)
+        raise unknown_name("runtime", runtime, RUNTIMES)
     check_image(image or "")
     if runtime == "host":
         return Target(runtime="host", python=python)

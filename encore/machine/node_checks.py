@@ -18,11 +18,12 @@ from typing import Any, get_args
 
 from typing_extensions import TypedDict
 
-from encore import paths, peaks
+from encore import paths
 from encore.errors import EncoreError
 from encore.files import read_json, utc_now, write_json
 from encore.machine.links import PCIE_LANE_RATES, pair_floor
 from encore.machine.preflight import Check, Level
+from encore.results import peaks
 from encore.results.logs.telemetry import THROTTLE
 from encore.results.outliers import slow_ones
 

@@ -11,8 +11,8 @@ from typing import cast
 
 import psutil
 
-from encore import files, names
-from encore.errors import EncoreError
+from encore import files
+from encore.errors import EncoreError, unknown_name
 from encore.machine import processes
 from encore.run import follow, hints, ownership, run_folder, runner, status, supervise, workloads
 from encore.run.run_folder import Experiment, RunFolder, Status
@@ -57,7 +57,7 @@ def find_subject(text: str, results: Path) -> Subject:
         has_time = len(text) >= len("20261120T101500Z")
         if has_time and len(starts) == 1 and (starts[0] / "run.json").is_file():
             return find_subject(str(starts[0]), results)
-        raise names.unknown("run", text, run_names)
+        raise unknown_name("run", text, run_names)
     jobs = queue.find_jobs(match["name"]) if queue.is_available() else []
     # Only Slurm knows an array task's job number.
     tasks = [job for job in jobs if job.number == match["name"] and job.task is not None]

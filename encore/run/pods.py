@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from encore import data as data_sets
-from encore import names
 from encore.containers import building
 from encore.containers.renderers import Container
 from encore.containers.runtimes import Target
-from encore.errors import EncoreError
+from encore.errors import EncoreError, unknown_name
 from encore.job import Command, Job, Mount
 from encore.kubernetes import manifests
 from encore.kubernetes.api import Connection
@@ -47,7 +46,7 @@ def prepare(request: Request, options: Options) -> tuple[Plan, script.Estimate]:
     settings = cluster.kubernetes
     kind = options.kind or settings.kind
     if kind not in KINDS:
-        raise names.unknown("kind", kind, KINDS)
+        raise unknown_name("kind", kind, KINDS)
     nodes = 1 if options.nodes is None else options.nodes
     _refuse(request, settings, cluster, nodes, options.minutes)
     hang_seconds = settings.hang_seconds if options.hang_seconds is None else options.hang_seconds

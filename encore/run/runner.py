@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from encore import data as data_sets
-from encore import environment, files, paths, peaks
+from encore import environment, files, paths
 from encore.containers import checks, engines, renderers, runtimes
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command, Job, training_job
 from encore.machine import host_actions, host_requirements, links, node, openmetrics, preflight
 from encore.machine.host_requirements import Need
 from encore.machine.processes import heartbeats
+from encore.results import peaks
 from encore.run import compile_cache, follow, hints, ownership, run_folder, run_metadata, status
 from encore.run.planning import Plan, plan_of, query_python, refuse
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder

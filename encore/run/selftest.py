@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from encore import catalogue, configuration, data, environment, files, launchers, names, peaks
+from encore import catalogue, configuration, data, environment, files, launchers
 from encore.configuration import Configuration
 from encore.containers import renderers, runtimes
-from encore.errors import EncoreError
+from encore.errors import EncoreError, unknown_name
 from encore.job import Command, Job, Mount, rank_environment
 from encore.machine import links, node, processes, telemetry
+from encore.results import peaks
 from encore.run import planning, published_speed
 
 # Checks that apply to every implementation
@@ -348,7 +349,7 @@ class Selftest:
         order = {name: number for number, name in enumerate(FIRST)}
         checks.sort(key=lambda check: order.get(check[1], len(order)))
         if not checks and not self.skipped:
-            raise names.unknown("check", ", ".join(self._request.only), [*FIRST, TELEMETRY])
+            raise unknown_name("check", ", ".join(self._request.only), [*FIRST, TELEMETRY])
         return checks
 
     def _checks_of(self, choice: catalogue.Choice) -> list[tuple[CheckEnv, str]]:

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from encore import catalogue, names, paths
+from encore import catalogue, paths
 from encore.catalogue import Strict
-from encore.errors import EncoreError
+from encore.errors import EncoreError, unknown_name
 from encore.kubernetes.settings import Kubernetes
 
 # Values of srun options (srun(1)), and auto.
@@ -118,7 +118,7 @@ class Cluster(Strict):
         frameworks = {choice.implementation.framework for choice in catalogue.choices().values()}
         for framework in pythons:
             if framework not in frameworks:
-                raise ValueError(" ".join(str(names.unknown("framework", framework, frameworks)).split()))
+                raise ValueError(" ".join(str(unknown_name("framework", framework, frameworks)).split()))
         return {name: expand_path(file) if isinstance(file, str) else file for name, file in pythons.items()}
 
     @field_validator("partition", "account", "qos", "network_interface", "image", "data", "results", "textfile")

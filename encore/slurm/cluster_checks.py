@@ -7,9 +7,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from encore import catalogue, names
+from encore import catalogue
 from encore.containers import engines
-from encore.errors import EncoreError
+from encore.errors import EncoreError, unknown_name
 from encore.files import existing
 from encore.machine import node_checks, processes
 from encore.machine.preflight import Check, Level, check_data_sets
@@ -97,7 +97,7 @@ def choose(available: dict[str, Partition], name: str) -> tuple[Partition, ...]:
         )
     for partition in requested:
         if partition not in available:
-            raise names.unknown("partition", partition, available)
+            raise unknown_name("partition", partition, available)
     return tuple(available[partition] for partition in requested)
 
 

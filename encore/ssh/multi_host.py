@@ -25,8 +25,8 @@ from pathlib import Path
 
 import psutil
 
-from encore import catalogue, environment, names, paths
-from encore.errors import EncoreError
+from encore import catalogue, environment, paths
+from encore.errors import EncoreError, unknown_name
 from encore.job import Command
 from encore.launchers import HOROVOD_BY_GLOO, HOROVOD_BY_MPI, Launch
 from encore.machine import binding, host_requirements, network, openmetrics, processes
@@ -111,7 +111,7 @@ def choose(name: str | None, framework: str, hosts: tuple[Host, ...]) -> str:
     if name is None:
         return fitting[0]
     if name not in LAUNCHERS:
-        raise names.unknown("launcher", name, LAUNCHERS)
+        raise unknown_name("launcher", name, LAUNCHERS)
     if name not in fitting:
         raise EncoreError(
             f"{name} does not support {framework}",

@@ -19,12 +19,13 @@ import pytest
 from pydantic import ValidationError
 from rich.console import Console
 
-from encore import catalogue, files, paths, peaks
+from encore import catalogue, files, paths
 from encore.cli import jobs, layout, progress_display
 from encore.cli.jobs import describe, exit_code
 from encore.cli.progress_display import facts
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node, processes
+from encore.results import peaks
 from encore.run import control, evaluate, follow, hints, ownership, run_folder, status
 from encore.slurm import commands, queue, step
 from tests.command_line import output_of, run_encore

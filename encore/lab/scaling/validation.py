@@ -11,9 +11,8 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from encore.errors import EncoreError
+from encore.errors import EncoreError, unknown_name
 from encore.lab.scaling.cost_model import Point, Prediction, fit_epochs, fit_steps, product
-from encore.names import unknown
 from encore.results.compare.run_set import submission
 from encore.results.published.published import PublishedResult, load_published
 from encore.results.published.systems import family
@@ -107,7 +106,7 @@ def _read_measurement(cell: PublishedResult) -> Measured:
 def checks(benchmark: str) -> tuple[Check, ...]:
     """Return every larger count of every series, predicted from the two smallest counts, and from the smaller half."""
     if benchmark not in train_samples():
-        raise unknown("benchmark with published series", benchmark, train_samples())
+        raise unknown_name("benchmark with published series", benchmark, train_samples())
     results: list[Check] = []
     for series in SERIES:
         measured = published_points(series, benchmark)

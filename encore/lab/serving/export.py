@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from encore import catalogue, files, names
+from encore import catalogue, files
 from encore.catalogue import Choice
-from encore.errors import EncoreError
+from encore.errors import EncoreError, unknown_name
 from encore.run import programs, run_folder
 
 ENVIRONMENT = "serving"
@@ -108,7 +108,7 @@ def _validate(kind: type[R], folder: Path) -> R:
 def _check(folder: Path, export: Export) -> None:
     for tensor in (*export.inputs, *export.outputs):
         if tensor.type not in TYPES:
-            raise names.unknown(f"type of {tensor.name} in {folder / PASSPORT}:", tensor.type, TYPES)
+            raise unknown_name(f"type of {tensor.name} in {folder / PASSPORT}:", tensor.type, TYPES)
         if export.batched and not tensor.shape:
             raise EncoreError(f"{folder / PASSPORT}: {tensor.name} lacks a batch dimension", hint=AGAIN)
     if not (folder / export.model).exists():

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from encore import environment, names, paths
+from encore import environment, paths
 from encore.containers import engines, images, runtimes
 from encore.containers.images import Server
 from encore.containers.runtimes import Target
-from encore.errors import EncoreError, ExitCode
+from encore.errors import EncoreError, ExitCode, unknown_name
 from encore.job import PASSED_ON, Command, Job, Mount
 from encore.lab.serving.export import ENVIRONMENT, Export, Model
 from encore.lab.serving.repository import PYTHON_BACKEND, SERVED, Backend, Repository, Settings
@@ -65,7 +65,7 @@ def release_for(export: Export) -> Server:
     """Return the image's release that serves the export's format; EncoreError if none does."""
     releases = {name: release for release in reversed(images.catalogue().server) for name in release.backends}
     if export.format not in releases:
-        raise names.unknown("format", export.format, releases)
+        raise unknown_name("format", export.format, releases)
     return releases[export.format]
 
 

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from encore import catalogue, configuration, names, paths
+from encore import catalogue, configuration, paths
 from encore.catalogue import Strict
-from encore.errors import EncoreError
+from encore.errors import EncoreError, unknown_name
 from encore.lab.studies.folder import Definition
 from encore.run.planning import Request
 
@@ -149,7 +149,7 @@ def load(name: str, small: bool = False) -> Study:
     if not path.is_file():
         if path.parent != DATA:
             raise EncoreError(f"no file {path}", hint="pass the TOML file of the study")
-        raise names.unknown("study", name, study_names())
+        raise unknown_name("study", name, study_names())
     study = catalogue.parse(Study, path, name=path.stem)
     if small:
         if not study.small.grid:
@@ -186,7 +186,7 @@ def _check(study: Study) -> None:
         axes |= {*question.series, *question.where, *([question.x] if question.x else [])}
     for axis in sorted(axes):
         if axis not in study.grid:
-            raise names.unknown(f"axis in the study {study.name}", axis, study.grid)
+            raise unknown_name(f"axis in the study {study.name}", axis, study.grid)
     for extra_grid in study.more:
         absent = sorted(set(study.grid) - set(extra_grid))
         if absent:
@@ -195,7 +195,7 @@ def _check(study: Study) -> None:
     points = study.points()
     for name, value in dict.fromkeys(pair for point in points for pair in point.config.items()):
         if name not in fields:
-            raise names.unknown(f"key in the study {study.name}", name, fields)
+            raise unknown_name(f"key in the study {study.name}", name, fields)
         configuration.checked(name, value, fields[name])
     for point in points:
         missing = sorted(set(fields) - set(point.config))

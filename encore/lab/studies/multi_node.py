@@ -8,8 +8,9 @@ for point in sweep_of(load("multi-node"), small=True, request=Request(name="", g
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from encore import catalogue, names
+from encore import catalogue
 from encore.catalogue import Strict
+from encore.errors import unknown_name
 from encore.lab.studies.definition import DATA
 from encore.lab.studies.results import ratio, to_percent
 from encore.lab.studies.sweep import Sweep
@@ -52,7 +53,7 @@ def sweep_of(study: NodeStudy, small: bool, request: Request, images: Mapping[st
     framework_names = [framework.name for framework in study.frameworks]
     for name in images:
         if name not in framework_names:
-            raise names.unknown("framework in --image", name, framework_names)
+            raise unknown_name("framework in --image", name, framework_names)
     return Sweep(
         request=replace(request, settings=(*part.settings, *request.settings)),
         benchmarks={framework.benchmark: images.get(framework.name) for framework in study.frameworks},

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from encore.errors import EncoreError
+from encore.errors import EncoreError, unknown_name
 from encore.lab.scaling.cost_model import fit_strong_scaling, strong_scaling_point
 from encore.lab.scaling.printed_tables import DELL
 from encore.lab.studies import roofline
@@ -30,7 +30,6 @@ from encore.lab.studies.topology import (
     speeds_figure,
 )
 from encore.machine.links import from_json
-from encore.names import unknown
 from encore.results.compare.run_set import RunSet, load_run_sets
 from encore.results.format import percent
 from encore.results.logs.run_log import RunLog
@@ -124,7 +123,7 @@ def base_of(runs: Sequence[ServerRun], requested: str | None) -> str:
     """Return the base: the requested server, otherwise a server with a P100, otherwise the first."""
     names = dict.fromkeys(run.server for run in runs)
     if requested is not None and requested not in names:
-        raise unknown("base", requested, names)
+        raise unknown_name("base", requested, names)
     if requested is not None:
         return requested
     cards = (run for run in runs if family(run.side.hardware.accelerator) == BASE_FAMILY)

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from encore import names
 from encore.containers import images
-from encore.errors import EncoreError
+from encore.errors import EncoreError, unknown_name
 from encore.files import is_archive, plain_path, unpacked
 from encore.lab.submissions import option_mapping
 from encore.results.published.systems import framework_of, release_of
@@ -123,7 +122,7 @@ def open_source(path: Path, configuration: str | None, round_name: str | None) -
     if configuration is not None:
         named = {name: file for file in reversed(files) for name in (configuration_name(file), file)}
         if configuration not in named:
-            raise names.unknown("configuration", configuration, map(configuration_name, files))
+            raise unknown_name("configuration", configuration, map(configuration_name, files))
         files = [named[configuration]]
     return Source(
         tree=tree, folder=subpath, shown=_display_path(tree, subpath), configurations=tuple(files),

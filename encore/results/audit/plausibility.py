@@ -4,8 +4,8 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from encore import peaks
 from encore.files import read_toml
+from encore.results import peaks
 from encore.results.audit.anomalies import Anomaly
 from encore.results.audit.declarations import PRECISION, accelerators, declared_values
 from encore.results.audit.kernels import BITS

@@ -8,8 +8,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from encore.errors import EncoreError
-from encore.names import unknown
+from encore.errors import EncoreError, unknown_name
 from encore.results.compare.run_set import RunSet, targets_for
 from encore.results.format import join_names
 from encore.results.logs.run_log import submitter_of
@@ -161,7 +160,7 @@ def _find_by_name(run_set: RunSet, name: str) -> PublishedResult:
             expected=f"a run of {', '.join(elsewhere)}",
             hint=f"see `encore published --benchmark {run_set.benchmark}`",
         )
-    error = unknown("submission", name, {cell.name for cell in cells})
+    error = unknown_name("submission", name, {cell.name for cell in cells})
     if not error.hint:
         error.hint = f"see `encore published{f' --benchmark {run_set.benchmark}' if run_set.benchmark else ''}`"
     raise error

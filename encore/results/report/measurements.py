@@ -9,8 +9,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from encore.errors import EncoreError
-from encore.names import unknown
+from encore.errors import EncoreError, unknown_name
 from encore.results.compare.run_set import RunSet
 from encore.results.format import count_of
 from encore.results.logs.run_log import RunLog, submitter_of
@@ -250,7 +249,7 @@ def relative_to(measurements: Sequence[Measurement], baseline: str) -> Table:
 
 # Error for an unknown baseline, with the option that adds a published one.
 def _unknown_baseline(measurements: Sequence[Measurement], baseline: str) -> EncoreError:
-    error = unknown("baseline", baseline, sorted({measurement.label.lstrip("/") for measurement in measurements}))
+    error = unknown_name("baseline", baseline, sorted({measurement.label.lstrip("/") for measurement in measurements}))
     benchmarks = {measurement.benchmark for measurement in measurements}
     for cell in load_published():
         is_named = baseline.lower() in (cell.name.lower(), cell.system.lower())

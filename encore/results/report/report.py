@@ -13,9 +13,9 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from encore import __version__, peaks
-from encore.errors import EncoreError, ExitCode
-from encore.names import unknown
+from encore import __version__
+from encore.errors import EncoreError, ExitCode, unknown_name
+from encore.results import peaks
 from encore.results.audit.audit import audit_scores
 from encore.results.compare.compare import (
     Comparison,
@@ -535,7 +535,7 @@ def measurements_of_study(key: str | None) -> list[Measurement]:
         return []
     keys = [study.key for study in load_studies()]
     if key not in keys:
-        raise unknown("study", key, keys)
+        raise unknown_name("study", key, keys)
     return study_measurements(key)
 
 
@@ -551,7 +551,7 @@ def measurements_of_published(part: str | None, benchmarks: Collection[str] | No
         and (benchmarks is None or cell.benchmark in benchmarks)
     ]
     if not cells:
-        raise unknown("part of a published name", part, {cell.name for cell in load_published()})
+        raise unknown_name("part of a published name", part, {cell.name for cell in load_published()})
     return [measurement_of(submission(cell)) for cell in cells]
 
 
