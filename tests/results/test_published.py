@@ -389,7 +389,7 @@ def test_unknown_baseline_is_an_error_with_a_suggestion() -> None:
         ("base", "bas", "did you mean 'base'"),
         ("base", name, add),
         ("base", "DGX1_ngc20.06_mxnet", add),
-        ("v0.7/NVIDIA/dgxa100_ngc20.06_mxnet", name, add),
+        ("v0.7/NVIDIA/dgxa100_ngc20.06_mxnet", name, f"--published {part} --baseline {name}"),
     ):
         with pytest.raises(EncoreError, match=hint):
             relative_to([measurement("resnet", 8, 100.0, label=label)], baseline)

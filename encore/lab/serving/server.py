@@ -176,7 +176,7 @@ def inspect_python(program: Path) -> Python:
     try:
         done = subprocess.run([str(program), "-c", ASK], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        reason = str(getattr(error, "stderr", None) or error).strip()[-200:]
+        reason = str((error.stderr if isinstance(error, subprocess.CalledProcessError) else "") or error).strip()[-200:]
         raise EncoreError(f"{program} does not run: {reason}", hint="--python FILE: a Python") from error
     answer = json.loads(done.stdout)
     return Python(program, answer["version"], tuple(answer["packages"]), answer["wheel"], answer["library"])

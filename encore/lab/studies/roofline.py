@@ -11,6 +11,7 @@ output of any framework: ``nsys stats --report cuda_gpu_kern_sum --format csv RE
 """
 
 import csv
+import json
 import math
 import re
 from collections import Counter
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from encore.errors import EncoreError
-from encore.files import read_json
 from encore.results.report.figures import WIDTH, Figure
 from encore.results.report.svg_plot import Panel, Scale
 from encore.results.table import Cell, Table
@@ -54,7 +54,7 @@ def load(folder: Path) -> Measured:
     peaks: Mapping[str, Any] | None = None
     steps = []
     for path in sorted(folder.glob("*.json")):
-        content = read_json(path)
+        content = _read(path)
         peaks = content.get("peaks") or peaks
         if content.get("step"):
             steps.append({**content["step"], "file": path.stem})
@@ -68,7 +68,7 @@ def fastest(peaks: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
     Interference can only slow a measurement down, so the fastest one is closest to the device limit.
     """
-    previous = (read_json(path) if path.is_file() else {}).get("peaks", {})
+    previous = (_read(path) if path.is_file() else {}).get("peaks", {})
     if any(previous.get(name) != peaks[name] for name in ("device", "name", "library", "threads")):
         return dict(peaks)
     speeds = ("flops_per_second", "bytes_per_second")
@@ -76,6 +76,14 @@ def fastest(peaks: Mapping[str, Any], path: Path) -> dict[str, Any]:
         **peaks,
         **{kind: {name: max(value, previous[kind][name]) for name, value in peaks[kind].items()} for kind in speeds},
     }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EncoreError(f"{path} cannot be read: {error}", expected="JSON of a roofline") from error
+    return content if isinstance(content, dict) else {}
 
 
 def step_title(step: Mapping[str, Any]) -> str:
@@ -270,13 +278,14 @@ class Kernels:
 
 def read_kernels(path: Path) -> Kernels:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
+        step = json.loads(text).get("step") or {} if text.lstrip().startswith("{") else {}
     except (OSError, ValueError) as error:
         raise EncoreError(f"{path} cannot be read: {error}", expected="a table of kernels") from error
-    step = read_json(path).get("step") or {} if lines and lines[0].lstrip().startswith("{") else {}
     if "kernels" in step:
         seconds_by_name = {kernel["name"]: float(kernel["seconds"]) for kernel in step["kernels"]}
         return Kernels(path.stem, seconds_by_name, float(step["busy_seconds"]))
+    lines = text.splitlines()
     start = next((number for number, line in enumerate(lines) if _TIME in line and _NAME in line), None)
     if start is None:
         raise EncoreError(

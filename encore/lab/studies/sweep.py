@@ -279,7 +279,8 @@ def run(folder: Folder[Sweep], hooks: HooksOf, limits: Limits, submit_all: bool 
 
 def _submit(folder: Folder[Sweep], point: GridPoint) -> None:
     # Submit a point to the scheduler, unless its job is still queued or running.
-    commands.require()
+    if not commands.is_installed():
+        raise EncoreError(f"point {point.key} needs a scheduler (Slurm not found)")
     job = folder.jobs().get(point.key)
     # Jobs unknown to the controller are not live.
     if job is not None and commands.show_job(job).get("JobState", "COMPLETED") not in queue.FINISHED_STATES:

@@ -216,9 +216,12 @@ _KEY_TYPES = ("ssh-", "ecdsa-sha2-", "sk-ssh-", "sk-ecdsa-sha2-")
 
 def _check_signers(signers: Path) -> None:
     # ssh-keygen reports lines in other formats as signatures that are not valid
-    lines = files.text_of(signers).splitlines()
+    try:
+        lines, problem = signers.read_text("utf-8").splitlines(), f"{signers} has no key"
+    except (OSError, UnicodeDecodeError) as error:
+        lines, problem = [], f"{signers} is not a text file: {error}"
     entries = [(number, line.split()) for number, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
-    problem = "" if entries else f"{signers} has no key"
+    problem = "" if entries else problem
     for number, (name, *words) in reversed(entries):  # The first problem is reported
         if name.startswith(_KEY_TYPES):
             problem = f"{signers}, line {number}: a public key without a signer name"

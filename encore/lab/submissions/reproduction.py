@@ -193,7 +193,9 @@ def reproduce_log(path: Path, round_name: str | None, nodes: int | None, gpus: i
     run = read_run(path, round_name)
     tables = option_mapping.submitted()
     table = tables.get(run.benchmark or "", Submitted())
-    description = nearest_description(path.parent) or rounds_system(path.parent, run.round, run.platform)
+    description = nearest_description(path.parent)
+    if description is None or not description.described:
+        description = rounds_system(path.parent, run.round, run.platform)
     known_gpus = gpus or description.accelerators_per_node
     node_count, gpu_count = nodes or description.nodes or 1, known_gpus or 1
     layout = {

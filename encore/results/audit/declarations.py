@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from encore.files import text_of
 from encore.results.audit.anomalies import Anomaly, Check
 from encore.results.audit.kernels import BITS, PROFILES, Precision, read_profile, table
 from encore.results.logs.reader import number_of
@@ -129,10 +130,10 @@ def _scripts(score: Score, values: dict[str, object]) -> tuple[Path | None, list
     if not name:
         return None, []
     if (score.folder / "run.json").is_file():
-        return score.folder, [path for path in score.folder.iterdir() if path.name == name and path.is_file()]
+        return score.folder, [path for path in score.folder.iterdir() if path.name == name]
     candidates = (parent / "benchmarks" for parent in list(score.folder.absolute().parents)[:_MAX_PARENTS])
     root = next((parent for parent in candidates if any(parent.glob("*/implementations"))), None)
-    paths = [path for path in _files(root) if path.name == name and path.is_file()] if root is not None else []
+    paths = [path for path in _files(root) if path.name == name] if root is not None else []
     for part in (score.benchmark, score.folder.parent.name):
         paths = [path for path in paths if part in path.parts] or paths
     return root, paths
@@ -145,7 +146,7 @@ def _files(root: Path) -> tuple[Path, ...]:
 
 def _contradictions(values: Mapping[str, object], script: Path) -> Iterator[str]:
     # Variables with constant values; the last assignment counts
-    variables = dict(_EXPORT.findall(script.read_text("utf-8", "replace")))
+    variables = dict(_EXPORT.findall(text_of(script)))
     for key, names in table()["variables"].items():
         for name in names:
             if key in values and name in variables and not _is_same(values[key], variables[name]):

@@ -115,7 +115,7 @@ class Noise:
 
     def lines(self) -> Iterator[str]:
         same = "configuration not known" if self.settings is None else "no difference of configuration is known"
-        differing = f"configurations differ: {join_names(self.settings)}" if self.settings else same
+        differing = f"configurations differ: {join_names(self.settings, 5)}" if self.settings else same
         yield f"{self.quantity} by {self.unit}, {self.tested} against {self.reference} ({differing})"
         yield from [f"  {self.note}"] if self.note else []
         for outcome, runs in grouped(self.runs, lambda run: "; ".join(self._outcomes(run))).items():

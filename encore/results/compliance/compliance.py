@@ -90,7 +90,7 @@ class _Log:
     def _read(self, path: Path, on_damage: OnDamage) -> Iterator[Event]:
         def note(line: int, text: str) -> None:
             on_damage(line, text)
-            if len(self.damaged) < _MAX_EVENTS:
+            if max(len(self.events), len(self.damaged)) < _MAX_EVENTS:
                 self.damaged.append(_damaged_event(line, text))
 
         for number, event in enumerate(read_events(path, note)):

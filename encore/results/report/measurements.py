@@ -8,6 +8,7 @@ rows = [measurement_of(run_set) for run_set in load_run_sets("results")] + study
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from posixpath import commonpath
 
 from encore.errors import EncoreError, unknown_name
 from encore.results.compare.run_set import RunSet
@@ -249,14 +250,17 @@ def relative_to(measurements: Sequence[Measurement], baseline: str) -> Table:
 
 # Error for an unknown baseline, with the option that adds a published one.
 def _unknown_baseline(measurements: Sequence[Measurement], baseline: str) -> EncoreError:
-    error = unknown_name("baseline", baseline, sorted({measurement.label.lstrip("/") for measurement in measurements}))
+    labels = sorted({measurement.label.lstrip("/") for measurement in measurements})
+    error = unknown_name("baseline", baseline, labels)
     benchmarks = {measurement.benchmark for measurement in measurements}
-    for cell in load_published():
-        is_named = baseline.lower() in (cell.name.lower(), cell.system.lower())
-        if is_named and cell.score_minutes and cell.benchmark in benchmarks:
-            name = shlex.quote(cell.name)
-            error.hint = f"add the published system: --published {name} --baseline {name}"
-            break
+    cells = [cell for cell in load_published() if cell.score_minutes and cell.benchmark in benchmarks]
+    exact = [cell.name for cell in cells if baseline.lower() in (cell.name.lower(), cell.system.lower())]
+    near = exact or [cell.name for cell in cells if baseline.lower() in cell.name.lower()]
+    if near and (exact or not error.hint):
+        name = max(near, key=lambda published: len(commonpath([published, *labels])))
+        part = commonpath([name, *labels])
+        part = part if "/" in part else name
+        error.hint = f"add the published system: --published {shlex.quote(part)} --baseline {shlex.quote(name)}"
     return error
 
 
