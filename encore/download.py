@@ -60,8 +60,11 @@ class Fetch:
             return f"bash <(curl -s {R2_SCRIPT}) -d {shlex.quote(str(self.target))} {self.address}"
         if self.kind == "login":
             return f"log in to {self.address} and save it as {self.target}"
-        client = hub.client_command(self.hub, self.target) if self.hub else argv(tool, self.address, self.target)
-        return shlex.join(gsutil(self) if self.kind == "gs" else client)
+        if self.kind == "gs":
+            return shlex.join(gsutil(self))
+        return shlex.join(
+            hub.client_command(self.hub, self.target) if self.hub else argv(tool, self.address, self.target)
+        )
 
     def state(self) -> str:
         if self.kind in ("r2", "gs", "hub"):

@@ -36,8 +36,14 @@ class Documents(NamedTuple):
     documents: List[int]  # first sentence of the documents, and the end of the last one; none is empty
 
 
-# A sample's two segments as offsets in ``Documents.tokens``, begin and end of each, and 1 if the second one is random.
-Pair = Tuple[int, int, int, int, int]
+class Pair(NamedTuple):
+    # A sample's two segments as offsets in ``Documents.tokens``.
+
+    first: int
+    first_end: int
+    second: int
+    second_end: int
+    is_random: int
 
 
 def stream(seed: int, *key: int) -> np.random.RandomState:
@@ -61,10 +67,10 @@ def pairs_of(documents: Documents, number: int, length: int, random: np.random.R
         first, first_end = sentences[start], sentences[middle]
         if end - start == 1 or draw() < RANDOM_NEXT:
             second, second_end = _random_text(documents, number, target - (first_end - first), draw)
-            pairs.append((*_cut(first, first_end, second, second_end, length, random), 1))
+            pairs.append(Pair(*_cut(first, first_end, second, second_end, length, random), 1))
             start = middle
         else:
-            pairs.append((*_cut(first, first_end, first_end, sentences[end], length, random), 0))
+            pairs.append(Pair(*_cut(first, first_end, first_end, sentences[end], length, random), 0))
             start = end
     return pairs
 
@@ -111,9 +117,10 @@ def make_samples(
     # Return the samples from one pass over the documents ``numbers``, in this order.
     length = settings.sequence_length - MARKS
     pairs = [pair for number in numbers for pair in pairs_of(documents, number, length, random)]
-    pair_table = np.array(pairs, np.int64).reshape(-1, 5)
+    pair_table = np.array(pairs, np.int64).reshape(-1, len(Pair._fields))
     sizes = pair_table[:, [1, 3]] - pair_table[:, [0, 2]]
-    offsets = np.concatenate(([0], np.cumsum(sizes.sum(axis=1) + MARKS)))
+    lengths = sizes.sum(axis=1) + MARKS
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
     tokens = np.full(offsets[-1], vocabulary.sep, np.uint16)
     tokens[offsets[:-1]] = vocabulary.cls
     seconds = sizes[:, 0] + 2
@@ -125,11 +132,7 @@ def make_samples(
         tokens[np.repeat(begins, counts) + places_in] = documents.tokens[np.repeat(starts, counts) + places_in]
     masked, counts = _choose(offsets, seconds, settings, random)
     labels = tokens[masked]
-    draws = random.random_sample(len(labels))
-    replaced = np.where(draws < BECOMES_MASK, np.uint16(vocabulary.mask), labels)
-    is_random = draws >= STAYS
-    replaced[is_random] = random.randint(vocabulary.size, size=int(is_random.sum()))
-    tokens[masked] = replaced
+    tokens[masked] = _replace(labels, vocabulary, random)
     return Samples(
         tokens,
         offsets,
@@ -155,3 +158,11 @@ def _choose(
     selected = order[np.repeat(offsets[:-1], counts) + within(counts)]
     selected.sort()
     return selected, counts
+
+
+def _replace(labels: np.ndarray, vocabulary: Vocabulary, random: np.random.RandomState) -> np.ndarray:
+    draws = random.random_sample(len(labels))
+    replaced = np.where(draws < BECOMES_MASK, np.uint16(vocabulary.mask), labels)
+    is_random = draws >= STAYS
+    replaced[is_random] = random.randint(vocabulary.size, size=int(is_random.sum()))
+    return replaced

@@ -125,8 +125,11 @@ class Bundle:
             raise self._damaged(path, error.strerror or str(error)) from None
         if len(content) != size or masked_crc(content) != crc:
             raise self._damaged(path, f"{name} differs from its checksum")
-        shape = [dict(_fields(dim)).get(1, 0) for dim in _all(fields.get(2, b""), 2)]
-        return np.frombuffer(content, TYPES[dtype]).reshape(shape)
+        try:
+            shape = [dict(_fields(dim)).get(1, 0) for dim in _all(fields.get(2, b""), 2)]
+            return np.frombuffer(content, TYPES[dtype]).reshape(shape)
+        except ValueError as error:
+            raise self._damaged(path, str(error)) from None
 
     def _damaged(self, path: Path, problem: str) -> Problem:
         prefix = self._index.with_suffix("").name

@@ -35,8 +35,9 @@ THAT = "zäs"
 Word = Tuple[str, str]  # (source word, target word)
 
 
-# Words by class, and the gender of each noun; names have the first one.
-Lexicon = Tuple[Dict[str, Tuple[Word, ...]], List[int]]
+class Lexicon(NamedTuple):
+    words: Dict[str, Tuple[Word, ...]]
+    genders: Tuple[int, ...]  # per noun; names have the first one
 
 
 class Phrase(NamedTuple):
@@ -70,13 +71,12 @@ def write_text(folder: Path, seed: int) -> None:
 
 def _lexicon(random: np.random.RandomState) -> Lexicon:
     taken_words: Set[str] = {"the", "a", "will", "that", "in"}
-    words_of_class = {
-        kind: tuple(
+    words_of_class = {}
+    for kind, count in WORDS.items():
+        words_of_class[kind] = tuple(
             (_word(random, SYLLABLES[0], taken_words), _word(random, SYLLABLES[1], taken_words)) for _ in range(count)
         )
-        for kind, count in WORDS.items()
-    }
-    return words_of_class, random.randint(GENDERS, size=WORDS["nouns"]).tolist()
+    return Lexicon(words_of_class, tuple(int(gender) for gender in random.randint(GENDERS, size=WORDS["nouns"])))
 
 
 def _word(random: np.random.RandomState, letters: Sequence[str], taken_words: Set[str]) -> str:
@@ -100,7 +100,7 @@ def _sentence(random: np.random.RandomState, lexicon: Lexicon) -> Tuple[List[str
     if kind == 0:
         source, target = [*source, *finite_source, *rest], [*target, *finite, *rest_target]
     elif kind == 1:
-        adverb = _pick(random, lexicon[0]["adverbs"])
+        adverb = _pick(random, lexicon.words["adverbs"])
         source = [adverb[0], ",", *source, *finite_source, *rest]
         target = [adverb[1], *finite, *target, *rest_target]
     elif kind == 2:
@@ -108,7 +108,7 @@ def _sentence(random: np.random.RandomState, lexicon: Lexicon) -> Tuple[List[str
         target = [*target, MODAL[subject.is_plural], *rest_target, verb[1] + JOIN, INFINITIVE]
     else:
         speaker = _phrase(random, lexicon)
-        said_source, said_target = _verb(_pick(random, lexicon[0]["reports"]), speaker.is_plural)
+        said_source, said_target = _verb(_pick(random, lexicon.words["reports"]), speaker.is_plural)
         source = [*speaker.source, *said_source, "that", *source, *finite_source, *rest]
         target = [*speaker.subject, *said_target, ",", THAT, *target, *rest_target, *finite]
     return [*source, "."], [*target, "."]
@@ -117,10 +117,10 @@ def _sentence(random: np.random.RandomState, lexicon: Lexicon) -> Tuple[List[str
 def _clause(random: np.random.RandomState, lexicon: Lexicon) -> Tuple[Phrase, Word, List[str], List[str]]:
     # Return subject, verb, and the rest in both languages.
     subject, thing = _phrase(random, lexicon), _phrase(random, lexicon)
-    verb = _pick(random, lexicon[0]["verbs"])
+    verb = _pick(random, lexicon.words["verbs"])
     if random.random_sample() >= 0.4:
         return subject, verb, thing.source, thing.object
-    location, preposition = _phrase(random, lexicon), _pick(random, lexicon[0]["prepositions"])
+    location, preposition = _phrase(random, lexicon), _pick(random, lexicon.words["prepositions"])
     # In the target language, place precedes object.
     rest_target = [preposition[1], *location.object, *thing.object]
     return subject, verb, [*thing.source, preposition[0], *location.source], rest_target
@@ -128,12 +128,12 @@ def _clause(random: np.random.RandomState, lexicon: Lexicon) -> Tuple[Phrase, Wo
 
 def _phrase(random: np.random.RandomState, lexicon: Lexicon) -> Phrase:
     if random.random_sample() < 0.25:
-        name, other = _pick(random, lexicon[0]["names"])
+        name, other = _pick(random, lexicon.words["names"])
         return Phrase([name], [other], [other])
     noun_index = random.randint(WORDS["nouns"])
-    described = [_pick(random, lexicon[0]["adjectives"])] if random.random_sample() < 0.4 else []
+    described = [_pick(random, lexicon.words["adjectives"])] if random.random_sample() < 0.4 else []
     is_plural, is_definite = random.random_sample() < 0.4, random.random_sample() < 0.6
-    (noun, other), gender = lexicon[0]["nouns"][noun_index], lexicon[1][noun_index]
+    (noun, other), gender = lexicon.words["nouns"][noun_index], lexicon.genders[noun_index]
     article = ["the"] if is_definite else [] if is_plural else ["a"]
     source = [*article, *(adjective for adjective, _ in described), *([noun + JOIN, "s"] if is_plural else [noun])]
     form = PLURAL if is_plural else gender

@@ -109,7 +109,7 @@ def describe(row: Row) -> str:
         row.slow,
         row.reason,
         against_targets(row.qualities, row.targets) if row.qualities else "",
-        row.position or f"epoch {row.epoch or 1:.4g}/{row.epochs}" if row.epochs else "",
+        (row.position or f"epoch {row.epoch or 1:.4g}/{row.epochs}") if row.epochs else "",
         row.forecast.text() if row.forecast and row.forecast.minutes is not None else "",
         number if row.experiments > 1 else "",
         f"{row.reached} reached" if row.experiments > 1 and row.reached else "",
@@ -294,14 +294,15 @@ def _follow_pods(screen: Console, notice: Notices, folder: run_folder.RunFolder)
                     break
                 if workload.state == "running":
                     # Continue after the lines of the pod log that were already shown
-                    records = list(workloads.records(connection.log(workload.pod)))
-                    for record in records[line_counts.get(workload.pod, 0) :]:
+                    for number, record in enumerate(workloads.records(connection.log(workload.pod))):
+                        if number < line_counts.get(workload.pod, 0):
+                            continue
+                        line_counts[workload.pod] = number + 1
                         if isinstance(record, dict):
                             progress.add(record)
                             view.update(progress, "")
                         elif record.strip():
                             screen.print(record, markup=False, highlight=False)
-                    line_counts[workload.pod] = len(records)
                 else:
                     notice(_queued(workloads.name_of(folder, experiment), workload.reason))
                 time.sleep(POLL_SECONDS)

@@ -19,7 +19,7 @@ from encore.files import discard, plain
 from encore.results.logs.parallel import OnRead
 from encore.results.table import Table as ResultTable
 
-MIN_WORD = 16  # Minimum width of a broken word in a narrow terminal
+MIN_WORD = 16  # Minimum length for a shortened word in a narrow terminal
 MAX_NAME = 40  # Characters of a run folder's name: TIME-benchmark-framework-system
 MIN_LINE = 24  # Minimum width for a cell that is not wrapped
 SHORT_SECONDS = 1.0  # Show a progress bar only for longer work
@@ -29,10 +29,11 @@ NUMBER = re.compile(r"[-+]?\d[\d.,:%x]*")
 
 
 class _Widths(NamedTuple):
-    """Widths of a column: without wrapping, wrapped between words, and at least."""
+    """Widths of a column: without wrapping, wrapped between words, the same with ``one_line`` cut, and at least."""
 
     lines: int
     words: int
+    cut: int
     least: int
 
 
@@ -47,12 +48,12 @@ def show(
     one_line: str = "",
     name: str = "",
 ) -> None:
-    """Print a table that fits the terminal. Numbers and headers are not broken.
+    """Print a table that fits the terminal. Numbers and headers are not shortened.
 
     In a narrow terminal, texts are wrapped between words, then the columns in ``least`` are dropped, then long words
-    are broken (``one_line``: cells are shortened instead of wrapped; ``name``: up to MAX_NAME characters are complete),
-    then columns are dropped from the right. The last line lists the dropped columns. The columns in ``numbers`` are
-    aligned to the right; None is an empty cell.
+    are shortened (``one_line``: cells are shortened instead of wrapped; ``name``: up to MAX_NAME characters are
+    complete), then columns are dropped from the right. The last line lists the dropped columns. The columns in
+    ``numbers`` are aligned to the right; None is an empty cell.
     """
     if title:
         say(screen, text(title, "bold"))
@@ -68,7 +69,7 @@ def show(
     while _total(limits[column].least for column in visible) > screen.width and len(visible) > 1:
         visible.pop()
     widths = {column: limits[column].lines for column in visible}
-    for step in ("words", "least"):
+    for step in ("words", "cut", "least"):
         while _total(widths.values()) > screen.width:
             wider = [column for column in visible if widths[column] > getattr(limits[column], step)]
             if not wider:
@@ -82,7 +83,8 @@ def show(
             justify="right" if column in numbers else "left",
         )  # fmt: skip
     for row in cells:
-        table.add_row(*(cell for column, cell in zip(columns, row, strict=True) if column in visible))
+        shown_cells = ((column, cell) for column, cell in zip(columns, row, strict=True) if column in visible)
+        table.add_row(*(cell if column == one_line else _shorten(cell, widths[column]) for column, cell in shown_cells))
     # The numbers of the first column are wrapped if the terminal is even narrower.
     screen.print(table, soft_wrap=False, width=max(screen.width, _total(widths.values())), crop=False)
     if len(visible) < len(columns):
@@ -96,10 +98,20 @@ def _widths(header: str, cells: Sequence[str], is_one_line: bool, is_name: bool)
     words = " ".join(lines).split()
     longest_line, longest_word = max(map(len, lines), default=0), max(map(len, words), default=0)
     if is_one_line:
-        return _Widths(longest_line, longest_line, min(MIN_LINE, longest_line))
+        shortest = min(MIN_LINE, longest_line)
+        return _Widths(longest_line, longest_line, shortest, shortest)
     complete = [word for word in words if NUMBER.fullmatch(word)] + header.split()
     shortest = max([min(longest_word, MAX_NAME if is_name else MIN_WORD), *map(len, complete)])
-    return _Widths(longest_line, longest_word, shortest)
+    return _Widths(longest_line, longest_word, longest_word, shortest)
+
+
+def _shorten(cell: Text, width: int) -> Text:
+    # Keep a path's end, which identifies it, and the start of other words.
+    for word in cell.plain.split():
+        if len(word) > width > 1:
+            short = f"…{word[1 - width :]}" if "/" in word else f"{word[: width - 1]}…"
+            cell = Text(cell.plain.replace(word, short), style=cell.style)
+    return cell
 
 
 def _total(widths: Iterable[int]) -> int:

@@ -30,7 +30,7 @@ from encore.results.compliance.convergence import FIRST_RULESET, Convergence, Ou
 from encore.results.findings import FORMATS, ComplianceReport, Finding, ReportJson
 from encore.results.format import count_of, figure, round_of
 from encore.results.scores.power import Energy, energy_of
-from encore.results.scores.score import Score, ScoreJson, existing, find_sets, judge_folder, official_score_text
+from encore.results.scores.score import Score, ScoreJson, find_sets, judge_folder, official_score_text
 from encore.results.table import Table, grouped
 
 _PLACES = 3
@@ -144,9 +144,11 @@ def check(
       encore check training_results_v5.1/NVIDIA --format sarif > check.sarif
     """
     form, ruleset = options.one_form(format_, as_json), parse_ruleset(ruleset)
+    if not path.exists():
+        raise EncoreError(f"{path} does not exist", expected="a result log or log folder", hint="check the path")
     if package:
-        _finish(extensions.load("check --package")(existing(path), ruleset), [], form, details=True)
-    sets = [files for _, files in find_sets(existing(path))]
+        _finish(extensions.load("check --package")(path, ruleset), [], form, details=True)
+    sets = [files for _, files in find_sets(path)]
     if not sets:
         raise EncoreError(f"no result log in {path}", expected="result_0.txt, result_1.txt ...")
     if len(sets) == len(sets[0]) == 1:
@@ -390,7 +392,11 @@ def _print_audit(screen: Console, audit: Audit) -> None:
         ]
         remainder = [f"and {len(findings) - _PLACES} more"] if len(findings) > _PLACES else []
         for line in (*locations, *remainder, f"expected: {first.expected}", f"hint:     {first.hint}"):
-            screen.print(Padding.indent(text(line), 4))
+            # Wrapped on a terminal only
+            if screen.is_terminal:
+                screen.print(Padding.indent(text(line), 4))
+            else:
+                say(screen, text(f"    {line}"))
 
 
 # -- compare ----------------------------------------------------------------------------------------------------------

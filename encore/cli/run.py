@@ -195,6 +195,9 @@ def as_request(values: Mapping[str, Any]) -> planning.Request:
     host_list, hostfile = values["host_list"], values["hostfile"]
     if host_list is not None and hostfile is not None:
         raise EncoreError("--hosts and --hostfile", expected="one of them", hint="leave one out")
+    ssh_hosts = hosts.read(hostfile) if hostfile is not None else ()
+    if host_list is not None:
+        ssh_hosts = hosts.parse(host_list)
     same = ("gpus", "nodes", "system", "runs", "seed", "drop_caches", "runtime", "image")
     return planning.Request(
         name=values["benchmark"],
@@ -202,7 +205,7 @@ def as_request(values: Mapping[str, Any]) -> planning.Request:
         data=values["data_folder"],
         settings=tuple(values["settings"] or ()),
         environment=tuple(values["environment"] or ()),
-        hosts=hosts.read(hostfile) if hostfile else hosts.parse(host_list) if host_list else (),
+        hosts=ssh_hosts,
         launcher=values["launcher"],
         results=values["results"],
         python=values["python"],

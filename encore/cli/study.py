@@ -150,7 +150,9 @@ def run(
             root / f"study-{study_definition.name}", study_definition.model_copy(update={"request": request})
         )
     keys = [entry.key for entry in folder.study.points()]
-    only = keys[int(point)] if point and point not in keys and point.isdigit() and int(point) < len(keys) else point
+    only = point
+    if point is not None and point not in keys and point.isdigit() and int(point) < len(keys):
+        only = keys[int(point)]
     if only is not None and only not in keys:
         raise EncoreError(f"no point {point}", expected=f"a number below {len(keys)}, or a name", hint="see --dry-run")
     if dry_run:

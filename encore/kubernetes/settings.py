@@ -61,4 +61,6 @@ def volume(text: str) -> Volume:
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         expected = "/FOLDER=CLAIM, or /FOLDER for a folder of every node"
+        if path.startswith("/"):
+            expected = "a claim name of lower case letters, digits, - and ."
         raise EncoreError(f"--volume {text}: {reason}", expected=expected) from error

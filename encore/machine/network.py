@@ -85,16 +85,7 @@ def variables(network: Network, nodes: int) -> dict[str, str]:
 
 def read(root: Path = ROOT, with_address: frozenset[str] | None = None) -> Network:
     """Return the network of this machine; ``with_address`` are the interfaces that have an address."""
-    families = (socket.AF_INET, socket.AF_INET6)
-    usable = (
-        with_address
-        if with_address is not None
-        else {
-            name
-            for name, addresses in psutil.net_if_addrs().items()
-            if any(address.family in families and not address.address.startswith("fe80:") for address in addresses)
-        }
-    )
+    usable = interfaces_with_address() if with_address is None else with_address
     routes = [line.split() for line in text_of(root / "proc/net/route").splitlines()[1:]]
     # Interface, destination, gateway, flags, reference count, use, metric, mask.
     defaults = [(int(row[6]), row[0]) for row in routes if len(row) > 7 and row[1] == row[7] == "00000000"]
@@ -103,6 +94,16 @@ def read(root: Path = ROOT, with_address: frozenset[str] | None = None) -> Netwo
     interfaces = [_interface(folder, default) for folder in folders if folder.name in usable]
     ports = [_port(folder) for folder in sorted((root / "sys/class/infiniband").glob("*/ports/*"))]
     return Network(tuple(filter(None, interfaces)), tuple(filter(None, ports)))
+
+
+def interfaces_with_address() -> frozenset[str]:
+    """Return interfaces with an IP address that other machines could reach."""
+    families = (socket.AF_INET, socket.AF_INET6)
+    return frozenset(
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if any(address.family in families and not address.address.startswith("fe80:") for address in addresses)
+    )
 
 
 def _interface(folder: Path, default: str | None) -> Interface | None:

@@ -87,9 +87,11 @@ def condition(handle: Any) -> dict[str, Callable[[], int]]:
     """
     import pynvml
 
+    # Old name in drivers before R535.
+    name = "nvmlDeviceGetCurrentClocks{}Reasons"
+    reasons = getattr(pynvml, name.format("Event"), None) or getattr(pynvml, name.format("Throttle"))
     return {
-        # Newer drivers have the same function under the name nvmlDeviceGetCurrentClocksEventReasons.
-        "throttle": lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+        "throttle": lambda: reasons(handle),
         "ecc_corrected": lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, 0, pynvml.NVML_VOLATILE_ECC),
         "ecc_uncorrected": lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, 1, pynvml.NVML_VOLATILE_ECC),
     }

@@ -40,12 +40,14 @@ def packages() -> dict[str, str]:
 
     manifest = SYSTEM_PACKAGES.read_text(encoding="utf-8") if SYSTEM_PACKAGES.is_file() else ""
     # Debian versions: epoch, colon, upstream version, dash, revision.
+    system = re.findall(r"^([\w.+-]+)=(?:\d+:)?(\S+?)(?:-[^-\s]*)?$", manifest, re.MULTILINE)
     # The first match on the path takes precedence.
+    distributions = reversed(list(metadata.distributions()))
     return {
-        **dict(re.findall(r"^([\w.+-]+)=(?:\d+:)?(\S+?)(?:-[^-\s]*)?$", manifest, re.MULTILINE)),
+        **dict(system),
         **{
             distribution.metadata["Name"]: distribution.version
-            for distribution in reversed(list(metadata.distributions()))
+            for distribution in distributions
             if distribution.metadata["Name"]
         },
     }

@@ -30,6 +30,21 @@ from encore.files import plain, read_json, text_of, write_json
 Status = Literal["prepared", "running", "reached", "not_reached", "failed", "interrupted"]
 STAMP = "%Y%m%dT%H%M%SZ"  # Timestamp at the start of run folder names, UTC
 SCHEMA = 3  # Version of run.json
+# Keys of every run.json.
+NEEDED = (
+    "name",
+    "round",
+    "system",
+    "submission",
+    "deviations",
+    "nodes",
+    "ranks_per_node",
+    "runtime",
+    "data",
+    "seeds",
+    "configuration",
+    "sha256",
+)
 FINISHED: tuple[Status, ...] = ("reached", "not_reached")
 
 
@@ -110,9 +125,10 @@ class RunFolder:
                 expected=f"schema {SCHEMA}",
                 hint="use the version of Encore that created it",
             )
-        if content.get("sha256") != checksum(content):
+        missing = [name for name in NEEDED if name not in content]
+        if missing or content["sha256"] != checksum(content):
             raise EncoreError(
-                f"{path} was changed after it was written",
+                f"{path} lacks {', '.join(missing)}" if missing else f"{path} was changed after it was written",
                 expected="unmodified run metadata",
                 hint="restore it, or start a new run",
             )

@@ -26,7 +26,9 @@ def shortfall(manifest: Mapping[str, Any]) -> str:
     if not published["exactly"]:
         return "no count of it is published"
     differing = [
-        f"{path} {actual} for {number:,}{suffix}"
+        f"{path} {actual:,} for {number:,}{suffix}"
+        if isinstance(actual, int)
+        else f"{path} {actual} for {number:,}{suffix}"
         for kind, suffix in (("exactly", ""), ("at_least", " or more"))
         for path, number in published.get(kind, {}).items()
         for actual in [_value(manifest, path)]

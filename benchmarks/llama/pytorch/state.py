@@ -69,8 +69,9 @@ class Sharded:
 def joined(saved: Mapping[str, Any]) -> Dict[str, torch.Tensor]:
     """Return the full weights by name from the shards of all ranks in a checkpoint."""
     tensors: Dict[str, torch.Tensor] = {}
-    for name, part in (item for rank in saved if rank.startswith("rank_") for item in saved[rank]["parts"].items()):
-        full = tensors.setdefault(name, torch.empty(part["shape"]))
-        index = tuple(slice(start, start + size) for start, size in zip(part["begins"], part["weights"].shape))
-        full[index] = part["weights"]
+    for rank in saved:
+        for name, part in saved[rank]["parts"].items() if rank.startswith("rank_") else ():
+            full = tensors.setdefault(name, torch.empty(part["shape"]))
+            index = tuple(slice(start, start + size) for start, size in zip(part["begins"], part["weights"].shape))
+            full[index] = part["weights"]
     return tensors

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from benchmarks.common.torch.kernels import OPTIONS, Specification, power_of_two
 from benchmarks.detection.pytorch.kernels import _corners
-from benchmarks.maskrcnn.pytorch.operators import MASK_BINS, SAMPLES, Outlines, locate_rois, pixels
+from benchmarks.maskrcnn.pytorch.operators import BOX_BINS, MASK_BINS, SAMPLES, Outlines, locate_rois, pixels
 
 ALIGN_WARPS, DRAW_WARPS, MATCH_WARPS = 4, 4, 4
 ALIGN_PARTS = 8  # programs per RoI in the backward pass: most RoIs have 14 to 28 pixels per side on their level
@@ -276,11 +276,11 @@ def specifications() -> List[Specification]:
     """Return all kernels at the sizes of the submissions, for all activation types."""
     specs = []
     for variant in ("fp16", "bf16", "fp32"):
-        sizes = {"CHANNELS": 256, "BINS": MASK_BINS, "SAMPLES": SAMPLES, "BLOCK": 256}
+        sizes = {"CHANNELS": 256, "BINS": BOX_BINS, "SAMPLES": SAMPLES, "BLOCK": 256}
         inputs = {"rois": "*fp32", "levels": "*i64"}
         forward = {"table": f"*{variant}", **inputs, "pooled": f"*{variant}", **sizes}
         backward = {"grad_table": "*fp32", **inputs, "gradient": f"*{variant}", **sizes}
-        backward.update(_backward_sizes(MASK_BINS))
+        backward.update(BINS=MASK_BINS, **_backward_sizes(MASK_BINS))
         specs.append(Specification(align_forward, variant, forward, ALIGN_WARPS))
         specs.append(Specification(align_backward, variant, backward, ALIGN_WARPS))
     outline = {"edges": "*fp32", "polygons": "*i32", "offsets": "*i64"}
