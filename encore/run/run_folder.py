@@ -30,21 +30,7 @@ from encore.files import plain, read_json, text_of, write_json
 Status = Literal["prepared", "running", "reached", "not_reached", "failed", "interrupted"]
 STAMP = "%Y%m%dT%H%M%SZ"  # Timestamp at the start of run folder names, UTC
 SCHEMA = 3  # Version of run.json
-# Keys of every run.json.
-NEEDED = (
-    "name",
-    "round",
-    "system",
-    "submission",
-    "deviations",
-    "nodes",
-    "ranks_per_node",
-    "runtime",
-    "data",
-    "seeds",
-    "configuration",
-    "sha256",
-)
+NEEDED = ("name", "round", "nodes", "data", "seeds", "configuration", "sha256")  # Keys that status and resume read
 FINISHED: tuple[Status, ...] = ("reached", "not_reached")
 
 

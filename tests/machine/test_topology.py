@@ -117,7 +117,7 @@ ANSWERS: dict[str, Callable[..., object]] = {
         for number, scope in fields
         if scope == telemetry.ALL_LINKS
     ],
-    "nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: 4 * handle,
+    "nvmlDeviceGetCurrentClocksEventReasons": lambda handle: 4 * handle,
     "nvmlDeviceGetTotalEccErrors": lambda handle, kind, counter: 10 * kind + handle,
     "nvmlEventSetCreate": lambda: "events",
     "nvmlEventSetFree": lambda events: None,

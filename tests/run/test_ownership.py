@@ -332,7 +332,7 @@ def write(file: str, text: str) -> Callable[[Path], object]:
         (write("experiment_0/state.json", '{"status": "fine"}'), "does not contain the state"),
         (write("run.json", '{"seeds": [5, 6]}'), "has schema None"),
         (write("run.json", '{"schema": 2}'), "has schema 2"),
-        (write("run.json", '{"schema": 3, "seeds": [5, 6]}'), "was changed after it was written"),
+        (write("run.json", '{"schema": 3, "seeds": [5, 6]}'), "lacks name, round, nodes, data, configuration, sha256"),
         (
             lambda run: (run / "run.json").write_text((run / "run.json").read_text().replace(" 6\n", " 7\n")),
             "was changed after it was written",
