@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run import choices
@@ -68,8 +69,7 @@ def test_micro_batches_have_the_gradients_of_the_batch():
 def test_all_micro_batches_send_their_gradients_once(steps):
     trained, sent = built(bucket_mb=1000, accumulation_steps=steps), []
     wrapped = train.wrap_ddp(trained.network, trained.config, CPU)
-    reduce = dist.algorithms.ddp_comm_hooks.default_hooks.allreduce_hook
-    wrapped.register_comm_hook(None, lambda _, bucket: sent.append(bucket.index()) or reduce(None, bucket))
+    wrapped.register_comm_hook(None, lambda _, bucket: sent.append(bucket.index()) or allreduce_hook(None, bucket))
     losses_of(trained._replace(parallel=wrapped), [0.1])
     assert sent == [0]
 
