@@ -311,7 +311,7 @@ class FaultyCluster:
         wait_for(self.cluster.is_idle, "idle nodes")
         time.sleep(1)  # slurmd rejects the credential of a step that it ended in the same second
 
-    def gate(self, *options: str) -> dict[str, node_checks.Verdict]:
+    def gate(self, *options: str) -> dict[str, node_checks.NodeVerdict]:
         command = (sys.executable, "-m", "encore.cli.app", "doctor", "--nodes", *(options or ("--quick",)), "--json")
         process = subprocess.run(
             ["salloc", "--quiet", "--nodes=2", "--exclusive", *command, "--disk", str(self.folder / "disk")],
