@@ -378,7 +378,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 GATE_FAULT = "rows to remap"  # the others are left to make test-all
 
 
-def failures(result: node_checks.Verdict) -> set[str]:
+def failures(result: node_checks.NodeVerdict) -> set[str]:
     # Return the failed checks without measurements: both nodes and other tests share the cores and the disk
     measured = (*(title for _, title, *_ in node_checks.MEASURED), "write of ", "read of ")
     return {check.name for check in result.checks if check.level == "FAIL" and not check.name.startswith(measured)}
