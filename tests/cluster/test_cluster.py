@@ -267,7 +267,7 @@ def nvmlDeviceGetRemappedRows(gpu): return gpu["remapped"]
 def nvmlDeviceGetMaxClockInfo(gpu, clock): return gpu["sm_mhz_max"]
 def nvmlDeviceGetEnforcedPowerLimit(gpu): return gpu["power_limit"] * 1000
 def nvmlDeviceGetPowerManagementDefaultLimit(gpu): return gpu["power_limit_default"] * 1000
-def nvmlDeviceGetCurrentClocksThrottleReasons(gpu): return gpu["throttle"]
+def nvmlDeviceGetCurrentClocksEventReasons(gpu): return gpu["throttle"]
 def nvmlDeviceGetCurrPcieLinkWidth(gpu): return gpu["pcie_width"]
 def nvmlDeviceGetMaxPcieLinkWidth(gpu): return gpu["pcie_width_max"]
 def nvmlDeviceGetMaxPcieLinkGeneration(gpu): return gpu["pcie_generation_max"]
