@@ -19,7 +19,7 @@ from benchmarks.language import FILES
 
 def _add_options(options: argparse._ArgumentGroup) -> None:
     add = options.add_argument
-    add("--vocabulary", type=Path, metavar="FILE", help="entries, one a line; default: vocab.txt of the source")
+    add("--vocabulary", type=Path, metavar="FILE", help="entries, one per line; default: vocab.txt of the source")
     add(
         "--vocabulary-size",
         type=prepare.number(64, 1 << 16),
@@ -30,13 +30,13 @@ def _add_options(options: argparse._ArgumentGroup) -> None:
         "--sequence-length",
         type=prepare.number(8, 1 << 15),
         metavar="N",
-        help="tokens of a sample, at most; default: 512, as submitted, 128 for the toy data set",
+        help="maximum number of tokens per sample; default: 512, as submitted, 128 for the toy data set",
     )
     add(
         "--predictions",
         type=prepare.number(1, 1 << 15),
         metavar="N",
-        help="masked words of a sample, at most; default: 76 of 512, 20 of 128, as submitted, else 15 %%",
+        help="maximum number of masked words per sample; default: 76 of 512, 20 of 128, as submitted, else 15 %%",
     )
     add(
         "--duplication",
@@ -55,13 +55,13 @@ def _add_options(options: argparse._ArgumentGroup) -> None:
         "--evaluation-list",
         type=Path,
         metavar="FILE",
-        help="md5 of the articles for evaluation, one a line, such as wiki_test_set_md5.txt of the submission",
+        help="md5 of the articles for evaluation, one per line, such as wiki_test_set_md5.txt of the submission",
     )
     add(
         "--evaluation-samples",
         type=prepare.number(1, 10**9),
         metavar="N",
-        help="samples of the evaluation set, at most; default: 10,000, as submitted, 1,000 for the toy data set",
+        help="maximum number of evaluation samples; default: 10,000, as submitted, 1,000 for the toy data set",
     )
     add("--paragraphs", action="store_true", help="lines of plain text are paragraphs: split them into sentences")
 

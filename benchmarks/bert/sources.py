@@ -33,7 +33,7 @@ class Source(NamedTuple):
     test: Tuple[File, ...]  # empty where the evaluation set is cut from the training text
     vocabulary: Optional[Path]  # None to learn it
     made: str
-    listed: Optional[Path] = None  # md5 of the documents for evaluation, one a line
+    listed: Optional[Path] = None  # md5 of the documents for evaluation, one per line
 
     @property
     def is_packed(self) -> bool:

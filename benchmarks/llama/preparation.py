@@ -23,7 +23,7 @@ def _add_options(options: argparse._ArgumentGroup) -> None:
     add(
         "--append-eod",
         action="store_true",
-        help="put <|end_of_text|> behind each document; the reference does not, the toy data set has it",
+        help="append <|end_of_text|> to each document; the reference does not, the toy data set has it",
     )
 
 

@@ -106,9 +106,8 @@ def extract(source: Source, scratch: Path, pool: Workers) -> Source:
     if tasks:
         pool.run("extract", "bytes", wmt.extract, tasks, lambda task: task.size, lambda task: task.is_done)
     corpora = [Corpus(*(_on_disk(item, folder) for item in pair)) for pair in (*source.train, source.test)]
-    for item, origin in zip(corpora[-1], source.test):
-        if not source.corpus:
-            break
+    published = zip(corpora[-1], source.test) if source.corpus else ()
+    for item, origin in published:
         # For English, the known md5 of newstest2014 is of the plain file, not of the SGM.
         expected_md5 = wmt.KNOWN_MD5.get(item.path.name)
         if expected_md5 and (item.path.suffix == ".de" or not origin.member):

@@ -69,8 +69,8 @@ class Sharded:
 def joined(saved: Mapping[str, Any]) -> Dict[str, torch.Tensor]:
     """Return the full weights by name from the shards of all ranks in a checkpoint."""
     tensors: Dict[str, torch.Tensor] = {}
-    for rank in saved:
-        for name, part in saved[rank]["parts"].items() if rank.startswith("rank_") else ():
+    for shards in (saved[rank]["parts"] for rank in saved if rank.startswith("rank_")):
+        for name, part in shards.items():
             full = tensors.setdefault(name, torch.empty(part["shape"]))
             index = tuple(slice(start, start + size) for start, size in zip(part["begins"], part["weights"].shape))
             full[index] = part["weights"]
