@@ -72,7 +72,7 @@ class Config:
 
     # Execution
     kernels: Literal["auto", "plain", "triton", "apex"] = "auto"  # of loss and norms; auto: the fastest, measured
-    attention: Literal["auto", "fused", "plain"] = "auto"  # fused: scaled_dot_product_attention, which auto prefers
+    attention: Literal["auto", "flash", "fused", "plain"] = "auto"  # auto: the faster of flash (packed, GPU) and fused
     compile: bool = False  # torch.compile with dynamic shapes; GPU only
     warm_up_steps: int = 3  # steps on synthetic data before run_start
     log_interval: int = 100  # steps per record of metrics.jsonl, and between checks for signals
@@ -82,6 +82,11 @@ class Config:
     def targets(self) -> Dict[str, float]:
         # Target of each quality, by the names of benchmark.toml.
         return {"bleu": self.quality_target}
+
+    @property
+    def supports_flash(self) -> bool:
+        # Whether flash attention on packed rows is an option.
+        return self.device == "gpu" and self.packed and self.precision in ("fp16", "bf16")
 
     def __post_init__(self) -> None:
         at_least(self, 1, "layers", "width", "heads", "inner_width", "vocabulary_multiple", "batch_size")
@@ -97,6 +102,10 @@ class Config:
                 self.device == "cpu" and self.optimizer_kernel == "apex",
             ),
             ("device=cpu does not support compile: set compile=false", self.device == "cpu" and self.compile),
+            (
+                "attention=flash requires device=gpu, packed and precision=fp16 or bf16: set attention=auto",
+                self.attention == "flash" and not self.supports_flash,
+            ),
             (
                 f"width={self.width} must be a multiple of 2 * heads={2 * self.heads}",
                 self.width % (2 * self.heads) != 0,

@@ -8,15 +8,16 @@ stream has the type of ``precision``, as in NVIDIA's submissions with a complete
 from __future__ import annotations
 
 import math
-from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
+from functools import partial
+from typing import Any, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.run import choices
 from benchmarks.transformer.pytorch.config import Config
+from benchmarks.transformer.pytorch.packing import PackedAttention, Packing, padded
 from benchmarks.translation.pytorch import beam
 from benchmarks.translation.pytorch.batches import Batch, SourceBatch
 from benchmarks.translation.pytorch.loss import RowLoss, row_loss, smoothed_loss
@@ -25,52 +26,14 @@ from benchmarks.translation.vocabulary import PAD
 
 # First position of the sinusoids: after fairseq's padding index (modules/sinusoidal_positional_embedding.py).
 FIRST_POSITION = 2
-MAX_DENSITY = 0.9  # fraction of non-padding positions up to which packing saves more than it costs; measured on a CPU
+# Fraction of non-padding positions up to which packing saves more than it costs, with padding in attention; measured on
+# a CPU.
+MAX_DENSITY = 0.9
 GROWTH = 32  # positions that a full cache grows by
 
 # Booleans that broadcast to (sentences, heads, queries, keys): which keys are there; None: all.
 Mask = Optional[torch.Tensor]
-
-
-class Packing(NamedTuple):
-    # Indices for a batch's tokens in the padded table of sentences.
-
-    indices: torch.Tensor  # int64 (tokens,), of sentences * length
-    sentences: int
-    length: int
-
-    def scatter(self, tokens: torch.Tensor) -> torch.Tensor:
-        # (sentences, length, width) of (tokens, width), with zeros for padding.
-        return _Scatter.apply(tokens, self.indices, self.sentences * self.length).unflatten(0, self[1:])
-
-    def gather(self, values: torch.Tensor) -> torch.Tensor:
-        # (tokens, width) of (sentences, length, width).
-        return _Gather.apply(values.flatten(0, 1), self.indices)
-
-
-# The two are each other's gradient. PyTorch's index gradients would accumulate, for duplicate indices.
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tokens: torch.Tensor, indices: torch.Tensor, count: int) -> torch.Tensor:
-        ctx.save_for_backward(indices)
-        return tokens.new_zeros(count, tokens.shape[1]).index_copy_(0, indices, tokens)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[torch.Tensor, None, None]:
-        return gradients[0].index_select(0, *ctx.saved_tensors), None, None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(indices)
-        ctx.count = len(values)
-        return values.index_select(0, indices)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[torch.Tensor, None]:
-        (indices,), (gradient,) = ctx.saved_tensors, gradients
-        return gradient.new_zeros(ctx.count, gradient.shape[1]).index_copy_(0, indices, gradient), None
+Keys = Union[Mask, Packing]  # mask of the keys, or their packing
 
 
 def sinusoids(length: int, width: int, first: int = FIRST_POSITION) -> torch.Tensor:
@@ -107,33 +70,36 @@ class Attention(nn.Module):
         width, bias = config.width, config.attention_bias
         self.heads, self.dropout = config.heads, config.attention_dropout
         is_plain = config.attention == "plain"
-        choices.record("attention", "plain" if is_plain else "fused")
-        self.attend = plain_attention if is_plain else functional.scaled_dot_product_attention
+        self.attend: Any = plain_attention if is_plain else functional.scaled_dot_product_attention
+        self.attend_packed: PackedAttention = partial(padded, self.attend)
         if cross_attention:
             self.query, self.memory = linear(width, 1, bias, width), linear(width, 2, bias, width)
         else:
             self.joint = linear(width, 3, bias, width)
         self.output = linear(width, 1, bias, width)
 
-    def split(self, projected: torch.Tensor, count: int, packing: Optional[Packing] = None) -> Tuple[torch.Tensor, ...]:
-        # (sentences, length, count * width) as ``count`` tensors (sentences, heads, length, width / heads).
-        projected = packing.scatter(projected) if packing else projected
-        sentences, length, _ = projected.shape
-        return projected.view(sentences, length, count, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+    def split(self, projected: torch.Tensor, count: int) -> Tuple[torch.Tensor, ...]:
+        # (sentences, length, count * width) as ``count`` tensors (sentences, heads, length, width / heads), or packed
+        # (tokens, count * width) as (tokens, heads, width / heads).
+        heads = projected.unflatten(-1, (count, self.heads, -1)).unbind(-3)
+        return heads if projected.dim() == 2 else tuple(tensor.transpose(1, 2) for tensor in heads)
 
     def forward(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        mask: Mask = None,
+        keys: Keys = None,
         causal: bool = False,
         packing: Optional[Packing] = None,
     ) -> torch.Tensor:
-        # (sentences, length, width) from the outputs of ``split``; packed like the queries if ``packing`` is given.
-        attn_out = self.attend(query, key, value, mask, self.dropout if self.training else 0.0, causal)
-        attn_out = attn_out.transpose(1, 2).flatten(2)
-        return self.output(packing.gather(attn_out) if packing else attn_out)
+        # (sentences, length, width) from the outputs of ``split``; (tokens, width) with the queries' ``packing``.
+        dropout = self.dropout if self.training else 0.0
+        if packing is None:
+            attn_out = self.attend(query, key, value, keys, dropout, causal).transpose(1, 2)
+        else:
+            attn_out = self.attend_packed(query, key, value, packing, keys, dropout, causal)
+        return self.output(attn_out.flatten(-2))
 
 
 def linear(width: int, parts: int, bias: bool, part_width: int) -> nn.Linear:
@@ -204,48 +170,49 @@ class Layer(nn.Module):
         hidden = functional.dropout(torch.relu(self.fc1(stream.block_input)), self.relu_dropout, self.training)
         return self.add_and_norm(len(self.norms) - 1, stream.values, self.fc2(hidden), after)
 
-    def encode(self, stream: Stream, mask: Mask, after: Optional[Norm], packing: Optional[Packing] = None) -> Stream:
-        heads = self.self_attention.split(self.self_attention.joint(stream.block_input), 3, packing)
+    def encode(self, stream: Stream, keys: Keys, after: Optional[Norm], packing: Optional[Packing] = None) -> Stream:
+        heads = self.self_attention.split(self.self_attention.joint(stream.block_input), 3)
         return self.feed_forward(
-            self.add_and_norm(0, stream.values, self.self_attention(*heads, mask, packing=packing)), after
+            self.add_and_norm(0, stream.values, self.self_attention(*heads, keys, packing=packing)), after
         )
 
     def decode(
         self,
         stream: Stream,
         memory: Tuple[torch.Tensor, ...],
-        mask: Mask,
+        keys: Keys,
         after: Optional[Norm],
         cache: Optional[Cache] = None,
         packing: Optional[Packing] = None,
     ) -> Stream:
         # A decoder layer, on complete sentences, or on the next position with a ``cache``.
-        query, key, value = self.self_attention.split(self.self_attention.joint(stream.block_input), 3, packing)
+        query, key, value = self.self_attention.split(self.self_attention.joint(stream.block_input), 3)
         if cache is None:
-            attn_out = self.self_attention(query, key, value, causal=True, packing=packing)
+            attn_out = self.self_attention(query, key, value, packing, causal=True, packing=packing)
         else:
             # All hypotheses have the same length: no mask is needed.
             attn_out = self.self_attention(query, *cache.append(key, value))
         stream = self.add_and_norm(0, stream.values, attn_out)
         return self.feed_forward(
-            self.add_and_norm(1, stream.values, self.attend_source(stream.block_input, memory, mask, packing)), after
+            self.add_and_norm(1, stream.values, self.attend_source(stream.block_input, memory, keys, packing)), after
         )
 
     def attend_source(
         self,
         values: torch.Tensor,
         memory: Tuple[torch.Tensor, ...],
-        mask: Mask,
+        keys: Keys,
         packing: Optional[Packing] = None,
     ) -> torch.Tensor:
         # Cross-attention from all rows in a sentence to keys and values (sentences, heads, source, width / heads).
         attention = self.cross_attention
         rows = values if packing else values.reshape(memory[0].shape[0], -1, values.shape[-1])
-        (query,) = attention.split(attention.query(rows), 1, packing)
-        return attention(query, *memory, mask, packing=packing).reshape(values.shape)
+        (query,) = attention.split(attention.query(rows), 1)
+        return attention(query, *memory, keys, packing=packing).reshape(values.shape)
 
 
-# Keys and values (sentences, heads, S, width / heads) of the source per decoder layer.
+# Keys and values (sentences, heads, S, width / heads) of the source per decoder layer, or packed (tokens, heads,
+# width / heads).
 Memories = List[Tuple[torch.Tensor, ...]]
 
 
@@ -268,6 +235,7 @@ class Network(nn.Module):
         super().__init__()
         self.config = config
         self.row_loss: RowLoss = row_loss
+        self.max_density = MAX_DENSITY
         self.scale = math.sqrt(config.width)
         self.dtype = pytorch.DTYPES[config.precision]
         self.table = nn.Embedding(vocabulary, config.width, padding_idx=PAD)
@@ -301,11 +269,11 @@ class Network(nn.Module):
         # (sentences, S, width) of int64 (sentences, S).
         return self.encode_embeddings(self.embed(source), mask)
 
-    def encode_embeddings(self, values: torch.Tensor, mask: Mask, packing: Optional[Packing] = None) -> torch.Tensor:
+    def encode_embeddings(self, values: torch.Tensor, keys: Keys, packing: Optional[Packing] = None) -> torch.Tensor:
         # (sentences, S, width) of embeddings of the same shape, or packed as these are.
         stream = self.norm_input(self.encoder, values)
         for layer, after in self.layers_with_norms(self.encoder, self.encoder_norm):
-            stream = layer.encode(stream, mask, after, packing)
+            stream = layer.encode(stream, keys, after, packing)
         return stream.block_input
 
     @staticmethod
@@ -318,11 +286,9 @@ class Network(nn.Module):
         # All layers with the norm that follows with pre-norm: the first norm of the next layer, or ``end``.
         return zip(layers, (*(layer.norms[0] for layer in layers[1:]), end))
 
-    def memories(self, encoded: torch.Tensor, packing: Optional[Packing] = None) -> Memories:
+    def memories(self, encoded: torch.Tensor) -> Memories:
         # Keys and values of the source per decoder layer.
-        return [
-            layer.cross_attention.split(layer.cross_attention.memory(encoded), 2, packing) for layer in self.decoder
-        ]
+        return [layer.cross_attention.split(layer.cross_attention.memory(encoded), 2) for layer in self.decoder]
 
     def forward(
         self,
@@ -340,22 +306,27 @@ class Network(nn.Module):
             rows: indices of the tokens of source and target, int64 (tokens,): only these are computed, and the result
                 is (tokens of the target, width).
         """
-        mask = mask_of(source) if padded else None
-        source_packing, target_packing = (
-            Packing(rows[n], *ids.shape) if rows else None for n, ids in enumerate((source, target))
-        )
-        encoded = self.encode_embeddings(self.embed(source, packing=source_packing), mask, source_packing)
-        memories = self.memories(encoded, source_packing)
+        source_packing, target_packing = map(Packing.of, (source, target), rows) if rows else (None, None)
+        keys = source_packing or (mask_of(source) if padded else None)
+        encoded = self.encode_embeddings(self.embed(source, packing=source_packing), keys, source_packing)
+        memories = self.memories(encoded)
         stream = self.norm_input(self.decoder, self.embed(target, packing=target_packing))
         for (layer, after), memory in zip(self.layers_with_norms(self.decoder, self.decoder_norm), memories):
-            stream = layer.decode(stream, memory, mask, after, packing=target_packing)
+            stream = layer.decode(stream, memory, keys, after, packing=target_packing)
         return stream.block_input
+
+    def set_packed_attention(self, attend: PackedAttention) -> None:
+        # Use an implementation that needs no padding, so that packing always saves time.
+        self.max_density = 1.0
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.attend_packed = attend
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         config = self.config
         rows = batch.source_rows, batch.rows
         filled = sum(map(len, rows)) / (batch.source.numel() + batch.target_in.numel())
-        packed = rows if config.packed and filled <= MAX_DENSITY else None
+        packed = rows if config.packed and filled <= self.max_density else None
         with pytorch.autocast(batch.source.device, config.precision):
             hidden = self(batch.source, batch.target_in, rows=packed).view(-1, config.width)
             targets = batch.target_out.flatten()

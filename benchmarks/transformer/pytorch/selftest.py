@@ -23,7 +23,7 @@ SUITE = Suite(
         "split_optimizer": ROUNDED,
         "compile": ROUNDED,
     },
-    left_out=("optimizer_kernel=apex",),
+    left_out=("optimizer_kernel=apex", "attention=flash"),
     settings={"dropout": 0.0, "stop_at_target": False},
     real_sizes=partial(noise.write, benchmark="transformer", entries=ENTRIES),
     programs={"optimizers": "benchmarks.common.checks.compare_optimizers"},

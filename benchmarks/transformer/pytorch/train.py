@@ -25,6 +25,7 @@ from benchmarks.common.torch.flat_optimizer import Rate, Rates, ScaleRule
 from benchmarks.common.torch.generators import dry_run, fixed_seed, seed_dropout
 from benchmarks.transformer import mlperf, schedule
 from benchmarks.transformer.flops import training_flops
+from benchmarks.transformer.pytorch import packing
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import evaluation_input, order_of
 from benchmarks.transformer.pytorch.model import Network, Norm, decode
@@ -50,6 +51,9 @@ def build(config: Config, vocabulary_size: int, ranks: Ranks, saved: Mapping[str
     dtype = pytorch.DTYPES[config.precision]
     kernels, implementations = operators.choose(config.kernels, sizes, ranks, dtype, saved.get("kernels", {}))
     network.row_loss = implementations["loss"]
+    packed_attention = packing.choose(config, ranks)
+    if packed_attention:
+        network.set_packed_attention(packed_attention)
     for module in network.modules():
         if isinstance(module, Norm) and "norm" in implementations:
             module.compute = implementations["norm"]

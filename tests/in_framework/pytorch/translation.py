@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from benchmarks.common.frameworks import pytorch
+from benchmarks.common.run import choices
 from benchmarks.gnmt.pytorch import attention, model, train
 from benchmarks.gnmt.pytorch.config import Config as GnmtConfig
 from benchmarks.gnmt.pytorch.model import decode as decode_gnmt
+from benchmarks.transformer.pytorch import packing
 from benchmarks.transformer.pytorch.config import Config as TransformerConfig
 from benchmarks.transformer.pytorch.model import Network, State, decode
 from benchmarks.translation.pytorch import batches, beam, loss, operators
@@ -355,3 +357,67 @@ def test_a_batch_is_translated_as_its_sentences_are():
                for row, length in zip(source, lengths, strict=True)]  # fmt: skip
     assert [[translation] for translation in translations] == singles
     assert len({len(translation) for translation in translations}) > 1
+
+
+# -- attention on packed rows ----------------------------------------------------------------------------------
+
+
+def by_sentence(query, key, value, rows, keys, dropout, causal):
+    # Attention of each sentence alone
+    lengths = [packed.offsets.diff().tolist() for packed in (rows, keys, keys)]
+    sentences = zip(*(tensor.split(parts) for tensor, parts in zip((query, key, value), lengths)))
+    return torch.cat(
+        [
+            packing.FUSED.args[0](*(heads.transpose(0, 1) for heads in parts), None, dropout, causal).transpose(0, 1)
+            for parts in sentences
+        ]
+    )
+
+
+def test_packed_rows_have_the_logits_and_gradients_of_padded_sentences():
+    source, target = sentences(9, 4, 7), sentences(5, 8, 2)
+    rows = [(ids != PAD).flatten().nonzero().flatten() for ids in (source, target)]
+    results = []
+    for attend, packed in ((None, None), (None, rows), (by_sentence, rows)):
+        network = transformer().double()
+        network.dtype = torch.float64
+        if attend:
+            network.set_packed_attention(attend)
+        logits = network(source, target, rows=packed).view(-1, 48) @ network.table.weight.t()
+        logits = logits if packed else logits[rows[1]]
+        logits.square().sum().backward()
+        results.append([logits.detach(), *(parameter.grad for parameter in network.parameters())])
+    for result in results[1:]:
+        for tensor, expected in zip(result, results[0], strict=True):
+            torch.testing.assert_close(tensor, expected, rtol=1e-11, atol=1e-11 * float(expected.abs().max()))
+
+
+def test_flash_attention_is_chosen_where_it_is_correct_and_faster(monkeypatch):
+    # A CPU lacks it; its place is taken by attention of each sentence.
+    config = dataclasses.replace(TRANSFORMER_CONFIG, device="gpu", precision="bf16", batch_size=256)
+    assert packing.choose(TRANSFORMER_CONFIG, CPU) is None and choices.resolved(config, {})["attention"] == "fused"
+    assert packing.choose(config, CPU) is None, "fails, as the measurement says"
+    with pytest.raises(choices.UnavailableError, match="attention=flash: no implementation runs on all ranks"):
+        packing.choose(dataclasses.replace(config, attention="flash"), CPU)
+    monkeypatch.setattr(packing, "flash", by_sentence)
+    monkeypatch.setattr(packing.kernels, "seconds", lambda call: 0 * len(call()))
+    assert packing.choose(config, CPU) is by_sentence and choices.resolved(config, {})["attention"] == "flash"
+    monkeypatch.setattr(packing, "flash", lambda *tensors: by_sentence(*tensors) * 1.1)
+    assert packing.choose(config, CPU) is None
+    for changes in ({"device": "cpu"}, {"packed": False}, {"precision": "tf32"}):
+        with pytest.raises(ValueError, match="attention=flash requires device=gpu, packed and precision=fp16 or bf16"):
+            dataclasses.replace(config, attention="flash", **changes)
+
+
+def test_flash_attention_on_a_gpu_has_the_shapes_of_its_inputs():
+    # Without a GPU, only the arguments and shapes of the kernels are checked.
+    rows, keys = (
+        packing.Packing(*(tensor.to("meta") for tensor in packing.Packing.of(ids, ids.nonzero()[:, 0])))
+        for ids in (sentences(9, 4), sentences(5, 8))
+    )
+    inputs = [
+        torch.empty(count, 4, 64, dtype=torch.bfloat16, device="meta", requires_grad=True) for count in (13, 13, 13)
+    ]
+    attn_out = packing.flash(*inputs, rows, keys, 0.1, False)
+    gradients = torch.autograd.grad(attn_out.sum(), inputs)
+    assert [tuple(tensor.shape) for tensor in (attn_out, *gradients)] == [(13, 4, 64)] * 4
