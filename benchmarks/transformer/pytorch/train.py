@@ -33,7 +33,7 @@ from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.bleu import fairseq_score, plain_score, sacrebleu_score, tokenized_score
 from benchmarks.translation.flops import of_position
 from benchmarks.translation.pytorch import evaluation, operators
-from benchmarks.translation.pytorch.batches import Batch, synthetic_batch, training_input
+from benchmarks.translation.pytorch.batches import Batch, synthetic_pairs, training_input
 from benchmarks.translation.pytorch.state import Training, adam
 
 
@@ -77,15 +77,34 @@ def warm_up(training: Training) -> None:
     config = training.config
     if not config.warm_up_steps:
         return
-    length = max(2, config.max_length // 2)
-    batch = synthetic_batch(training.words, max(1, config.batch_size // length), length, training.ranks)
+    examples = warm_up_batches(config, training.words, training.ranks)
     with dry_run(training.optimizer, training.ranks):
         if config.compile:
-            capabilities.compile_in_turns(lambda: training.network.loss_sum(batch).backward(), training.ranks)
+            for batch in examples:
+                capabilities.compile_in_turns(partial(_backward, training.network, batch), training.ranks)
             training.optimizer.gradients.zero_()
-        for _ in range(config.warm_up_steps):
+        for batch in examples * config.warm_up_steps:
             train_step(training, batch, 0.0)
             stopping.progress()
+
+
+def warm_up_batches(config: Config, words: int, ranks: Ranks) -> List[Batch]:
+    """Return synthetic batches for which torch.compile makes all the code that training needs, with dynamic shapes.
+
+    Targets are shorter than sources, since the compiler takes equal sizes for the same size and compiles again once
+    they differ. If batches can be packed, one batch has padding and is packed.
+    """
+    length = max(2, config.max_length // 2)
+    lengths = torch.full((2, max(1, config.batch_size // length)), length)
+    lengths[1] = max(1, length - config.length_multiple)
+    ragged = lengths.clone()
+    ragged[:, ::2] = 1
+    examples = (lengths, ragged) if config.compile and config.packed else (lengths,)
+    return [synthetic_pairs(words, each, ranks) for each in examples]
+
+
+def _backward(network: Network, batch: Batch) -> None:
+    network.loss_sum(batch).backward()
 
 
 def train_step(training: Training, batch: Batch, rate: Rate) -> torch.Tensor:

@@ -158,21 +158,33 @@ def evaluation_batches(
 
 def synthetic_batch(vocabulary_size: int, sentences: int, length: int, ranks: Ranks) -> Batch:
     # Return a batch of random tokens per rank, with ``length`` positions per side and no padding.
-    tokens = torch.randint(EOS + 1, vocabulary_size, (2, sentences, length), generator=torch.Generator().manual_seed(1))
-    tokens[:, :, -1] = EOS
-    target_in = tokens[1].roll(1, dims=1)
+    return synthetic_pairs(vocabulary_size, torch.full((2, sentences), length), ranks)
+
+
+def synthetic_pairs(vocabulary_size: int, lengths: torch.Tensor, ranks: Ranks) -> Batch:
+    # Return a batch of random tokens per rank, with sources and targets of ``lengths``, int64 (2, sentences).
+    generator = torch.Generator().manual_seed(1)
+    sides = []
+    for side in lengths:
+        position, width = torch.arange(int(side.max())), len(side)
+        tokens = torch.randint(EOS + 1, vocabulary_size, (width, len(position)), generator=generator)
+        tokens[position >= side[:, None]] = PAD
+        tokens[torch.arange(width), side - 1] = EOS
+        sides.append(tokens)
+    source, target = sides
+    target_in = target.where(target != EOS, PAD).roll(1, dims=1)
     target_in[:, 0] = BOS
-    lengths, count = torch.full((sentences,), length), sentences * length
+    source_rows, rows = ((side != PAD).flatten().nonzero().flatten() for side in sides)
     batch = Batch(
-        source=tokens[0],
-        source_lengths=lengths,
+        source=source,
+        source_lengths=lengths[0],
         target_in=target_in,
-        target_out=tokens[1],
-        rows=torch.arange(count),
-        tokens=count,
-        all_tokens=count * ranks.size,
-        sentences=sentences * ranks.size,
-        all_source_tokens=count * ranks.size,
-        source_rows=torch.arange(count),
+        target_out=target,
+        rows=rows,
+        tokens=len(rows),
+        all_tokens=len(rows) * ranks.size,
+        sentences=len(source) * ranks.size,
+        all_source_tokens=len(source_rows) * ranks.size,
+        source_rows=source_rows,
     )
     return batches.to_device(batch, ranks.context)

@@ -14,6 +14,7 @@ from benchmarks.gnmt.pytorch import attention, model, train
 from benchmarks.gnmt.pytorch.config import Config as GnmtConfig
 from benchmarks.gnmt.pytorch.model import decode as decode_gnmt
 from benchmarks.transformer.pytorch import packing
+from benchmarks.transformer.pytorch import train as train_transformer
 from benchmarks.transformer.pytorch.config import Config as TransformerConfig
 from benchmarks.transformer.pytorch.model import Network, State, decode
 from benchmarks.translation.pytorch import batches, beam, loss, operators
@@ -421,3 +422,24 @@ def test_flash_attention_on_a_gpu_has_the_shapes_of_its_inputs():
     attn_out = packing.flash(*inputs, rows, keys, 0.1, False)
     gradients = torch.autograd.grad(attn_out.sum(), inputs)
     assert [tuple(tensor.shape) for tensor in (attn_out, *gradients)] == [(13, 4, 64)] * 4
+
+
+@pytest.mark.parametrize(("flash", "graphs"), [(False, 2), (True, 1)])
+def test_warm_up_compiles_everything_that_training_needs(flash, graphs):
+    compiled = []
+    config = dataclasses.replace(
+        TRANSFORMER_CONFIG, device="gpu", precision="bf16", layers=1, batch_size=1024, max_length=32, compile=True
+    )
+    network = Network(config, WORDS)
+    if flash:
+        network.set_packed_attention(packing.FUSED)
+    network.compile(dynamic=True, backend=lambda graph, inputs: compiled.append(graph) or graph)
+    examples = train_transformer.warm_up_batches(config, WORDS, CPU)
+    for batch in examples:
+        network.loss_sum(batch)
+    assert len(compiled) == graphs
+    generator = torch.Generator().manual_seed(3)
+    for count, shortest in ((7, 31), (16, 1), (30, 9), (64, 2), (9, 30)):
+        lengths = torch.randint(shortest, 32, (2, count), generator=generator)
+        network.loss_sum(batches.synthetic_pairs(WORDS, lengths, CPU))
+    assert len(compiled) == graphs
