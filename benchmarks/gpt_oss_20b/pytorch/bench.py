@@ -29,8 +29,8 @@ def one_by_one(mixture: Any, hidden: torch.Tensor) -> torch.Tensor:
     for number in range(mixture.count):
         tokens, rank_of_choice = torch.where(experts == number)
         local_experts = mixture.experts
-        gate, up = (rows[tokens] @ local_experts.gate_up_proj[number]).unflatten(-1, (-1, 2)).unbind(-1)
-        weighted = local_experts.gate(gate, up) @ local_experts.down_proj[number] * shares[tokens, rank_of_choice, None]
+        gated = local_experts.gate(rows[tokens] @ local_experts.gate_up_proj[number])
+        weighted = gated @ local_experts.down_proj[number] * shares[tokens, rank_of_choice, None]
         outputs = outputs.index_add(0, tokens, weighted.to(outputs.dtype))
     return outputs.unflatten(0, hidden.shape[:2])
 

@@ -73,12 +73,14 @@ class _Float8Product(torch.autograd.Function):
         return (*_gradients(gradients[0], inputs, input_scale, columns, scale, ctx.weight_type), None, None, None)
 
 
-# Return an FP8 copy of a weight with the scale. Weights with a ``scale`` are in FP8.
+# Return an FP8 copy of a weight with the scale. Weights with a ``scale`` hold FP8 values, as bytes or in the type that
+# FSDP gathers them in; a cast in each pass keeps no copy between forward and backward.
 def _copy(weight: torch.Tensor, scale: Optional[torch.Tensor], columns: bool) -> Tuple[torch.Tensor, torch.Tensor]:
     kind = getattr(torch, INPUTS)
     if scale is None:
         *copies, scale = cast(weight, kind, not columns, columns)
         return copies[columns], scale
+    weight = weight.view(kind) if weight.dtype == torch.uint8 else weight.to(kind)
     if not columns:
         return weight, scale
     _, transposed = operators.selected["cast"](weight, torch.ones_like(scale), kind, False, True)
@@ -89,8 +91,9 @@ class _GatheredProduct(torch.autograd.Function):
     # The same for a weight that FSDP gathers only in its layer's passes: each pass casts it.
 
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, scale: Optional[torch.Tensor]) -> torch.Tensor:
-        learns = ctx.needs_input_grad[1]
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, scale: Optional[torch.Tensor], learns: bool
+    ) -> torch.Tensor:
         inputs, transposed, input_scale = cast(hidden, getattr(torch, INPUTS), columns=learns)
         ctx.save_for_backward(transposed if learns else None, input_scale, weight, scale)
         return multiply(inputs, input_scale, *_copy(weight, scale, columns=False), hidden.dtype, fast=True)
@@ -99,15 +102,16 @@ class _GatheredProduct(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         inputs, input_scale, weight, scale = ctx.saved_tensors
         kind = None if inputs is None else weight.dtype
-        return (*_gradients(gradients[0], inputs, input_scale, *_copy(weight, scale, columns=True), kind), None)
+        return (*_gradients(gradients[0], inputs, input_scale, *_copy(weight, scale, columns=True), kind), None, None)
 
 
 def gathered_product(hidden: torch.Tensor, weight: torch.Tensor, scale: Optional[torch.Tensor] = None) -> torch.Tensor:
     """(..., in) by a weight (out, in), both in bf16, to (..., out); no copy of the weight outlives a pass.
 
-    With a ``scale`` the weight is frozen and in FP8.
+    With a ``scale`` the weight is frozen and holds FP8 values.
     """
-    product: torch.Tensor = _GatheredProduct.apply(hidden.flatten(0, -2), weight, scale)
+    learns = weight.requires_grad and torch.is_grad_enabled()
+    product: torch.Tensor = _GatheredProduct.apply(hidden.flatten(0, -2), weight, scale, learns)
     return product.unflatten(0, hidden.shape[:-1])
 
 

@@ -37,9 +37,9 @@ class Rule(NamedTuple):
 
 @torch.library.custom_op("encore::lora_dropout_mask", mutates_args=())
 def dropout_mask(
+    positions: torch.Tensor,
     samples: torch.Tensor,
     adapter: torch.Tensor,
-    positions: torch.Tensor,
     seed: int,
     keep: float,
     shape: List[int],
@@ -47,6 +47,9 @@ def dropout_mask(
     device: torch.device,
 ) -> torch.Tensor:
     """Return masks (samples, positions, features), True with probability ``keep``, cut from ``shape`` (length, width).
+
+    ``positions``: int64 on ``device``, all of a sample or a part. The first argument, since a compiled graph takes an
+    operator's device from it.
 
     ``samples`` and ``adapter``: int64 on the CPU. As integers they would be constants of a compiled graph, which would
     be recompiled for every step and layer. ``features``: the range of this rank. An operator, because torch.compile
@@ -56,13 +59,14 @@ def dropout_mask(
     for sample in samples.tolist():
         generator.manual_seed(((seed * SEED_STRIDE + sample) * SEED_STRIDE + int(adapter)) % (1 << 63))
         mask = torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(keep, generator=generator)
-        masks.append(mask[positions, features[0] : features[1]])
+        cut = mask[:, features[0] : features[1]]
+        masks.append(cut if len(positions) == len(cut) else cut.index_select(0, positions))
     return torch.stack(masks)
 
 
 @dropout_mask.register_fake
 def _(
-    samples: Any, adapter: Any, positions: Any, seed: int, keep: float, shape: Any, features: Any, device: Any
+    positions: Any, samples: Any, adapter: Any, seed: int, keep: float, shape: Any, features: Any, device: Any
 ) -> Any:
     return torch.empty(len(samples), len(positions), features[1] - features[0], dtype=torch.bool, device=device)
 
@@ -89,7 +93,7 @@ class Dropout:
         size, keep = hidden.shape[-1], 1 - self.rule.dropout
         first = self.tensor_rank * size if size < width else 0
         shape, features = [self.length, width], [first, first + size]
-        mask = dropout_mask(self.samples, adapter, self.positions, self.rule.seed, keep, shape, features, hidden.device)
+        mask = dropout_mask(self.positions, self.samples, adapter, self.rule.seed, keep, shape, features, hidden.device)
         return hidden * mask / keep
 
 

@@ -89,14 +89,16 @@ def windowed(
 ) -> torch.Tensor:
     """Attend to the last ``window`` positions, including the current one.
 
-    Without sinks, the sequence is split into blocks of at least ``window`` - 1 positions; a block attends to itself
-    and the previous block.
+    Without flash attention, the sequence is split into blocks of at least ``window`` - 1 positions; a block attends to
+    itself and the previous block.
     """
     length = queries.shape[2]
     if length <= window:
         return causal(queries, keys, values, sinks)
     if sinks is not None:
         return with_sinks(window, queries, keys, values, sinks)
+    if queries.device.type != "cpu" and _supports_flash(queries):
+        return _flash(window, queries, keys, values)[0].transpose(1, 2)
     block = next(size for size in range(max(1, window - 1), length + 1) if length % size == 0)
     count = length // block
 
@@ -155,14 +157,26 @@ def with_mask(
     return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
 
 
-# -- flash attention with sinks --------------------------------------------------------------------------
+# -- flash attention -------------------------------------------------------------------------------------
+
+
+def _supports_flash(queries: torch.Tensor) -> bool:
+    return queries.dtype in (torch.float16, torch.bfloat16) and queries.shape[-1] % ALIGNED == 0
+
+
+def _flash(window: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+    # (B, L, heads, size), log-sum-exp (B, heads, L), and the random state for backward
+    length, inputs = queries.shape[2], _by_position(queries, keys, values)
+    attn_out, log_sum_exp, *state = torch.ops.aten._flash_attention_forward(
+        *inputs, None, None, length, length, 0.0, not window, False, **_window_options(window)
+    )
+    return (attn_out, log_sum_exp, *state[:2])
 
 
 def with_sinks(
     window: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor
 ) -> torch.Tensor:
-    is_supported = queries.dtype in (torch.float16, torch.bfloat16) and queries.shape[-1] % ALIGNED == 0
-    if queries.device.type != "cpu" and not is_supported:
+    if queries.device.type != "cpu" and not _supports_flash(queries):
         return masked(window, queries, keys, values, sinks)
     return FlashWithSinks.apply(queries, keys, values, sinks, window)
 
@@ -185,12 +199,8 @@ class FlashWithSinks(torch.autograd.Function):
             kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
             attn_out, log_sum_exp, *state = kernel(queries, keys, values, 0.0, mask is None, attn_mask=mask)
         else:
-            length, inputs = queries.shape[2], _by_position(queries, keys, values)
-            attn_out, log_sum_exp, *state = torch.ops.aten._flash_attention_forward(
-                *inputs, None, None, length, length, 0.0, not window, False, **_window_options(window)
-            )
-            # The state of the random numbers, which backward takes.
-            attn_out, state = attn_out.transpose(1, 2), state[:2]
+            attn_out, log_sum_exp, *state = _flash(window, queries, keys, values)
+            attn_out = attn_out.transpose(1, 2)
         total = torch.logaddexp(log_sum_exp, sinks.to(log_sum_exp.dtype)[:, None])
         attn_out = (attn_out * (log_sum_exp - total).exp()[..., None]).to(queries.dtype)
         ctx.save_for_backward(queries, keys, values, attn_out, total, sinks, *state)

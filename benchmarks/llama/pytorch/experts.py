@@ -18,12 +18,15 @@ from benchmarks.llama.shapes import Shape
 LIMIT, STEEPNESS = 7.0, 1.702  # of gpt-oss's gate
 
 
-def silu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+# Gates of (..., 2 * inner width), gate and up in turn, to (..., inner width).
+def silu(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.unflatten(-1, (-1, 2)).unbind(-1)
     return functional.silu(gate) * up
 
 
-def clamped(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def clamped(gate_up: torch.Tensor) -> torch.Tensor:
     """Return gpt-oss's gate (transformers' GptOssExperts, Megatron's quick_gelu with offset and clamp)."""
+    gate, up = gate_up.unflatten(-1, (-1, 2)).unbind(-1)
     gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
     return gate * torch.sigmoid(STEEPNESS * gate) * (up + 1)
 
@@ -90,8 +93,7 @@ class Experts(nn.Module):
 
     def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         first, last = (self.local_weights(weights) for weights in (self.gate_up_proj, self.down_proj))
-        gate, up = grouped_product(rows, first, counts).unflatten(-1, (-1, 2)).unbind(-1)
-        return grouped_product(self.gate(gate, up), last, counts)
+        return grouped_product(self.gate(grouped_product(rows, first, counts)), last, counts)
 
     def local_weights(self, weights: torch.Tensor) -> torch.Tensor:
         if not isinstance(weights, DTensor):
@@ -120,8 +122,8 @@ def by_all(mixture: Any, hidden: torch.Tensor) -> torch.Tensor:
     logits, experts, shares = chosen_experts(mixture, hidden)
     count = torch.zeros_like(logits, dtype=hidden.dtype).scatter(-1, experts, shares)
     experts_module = mixture.experts
-    gate, up = (hidden[:, None] @ experts_module.gate_up_proj).unflatten(-1, (-1, 2)).unbind(-1)
-    outputs = experts_module.gate(gate, up) @ experts_module.down_proj  # (B, experts, L, width)
+    gate_up = hidden[:, None] @ experts_module.gate_up_proj
+    outputs = experts_module.gate(gate_up) @ experts_module.down_proj  # (B, experts, L, width)
     return (outputs * count.transpose(1, 2)[..., None]).sum(1)
 
 
@@ -152,12 +154,12 @@ class Mixture(nn.Module):
         size = dist.get_world_size(self.group)
         receive_rows = torch.empty_like(counts)
         dist.all_to_all_single(receive_rows, counts, group=self.group)
-        send_counts, receive_counts = (
-            counted_rows.view(size, -1).sum(1).tolist() for counted_rows in (counts, receive_rows)
-        )
+        # The only wait for the GPU in a layer.
+        send_counts, receive_counts = torch.stack((counts, receive_rows)).view(2, size, -1).sum(-1).tolist()
         received = Exchanged.apply(rows, send_counts, receive_counts, self.group)
         # Rows arrive rank by rank, sorted by expert per rank.
-        experts = torch.arange(len(counts) // size, device=rows.device).repeat(size).repeat_interleave(receive_rows)
+        of_rank = torch.arange(len(counts) // size, device=rows.device)
+        experts = of_rank.repeat(size).repeat_interleave(receive_rows, output_size=len(received))
         order = experts.argsort(stable=True)
         inverse = inverse_of(order)
         done = self.experts(Reordered.apply(received, order, inverse), receive_rows.view(size, -1).sum(0))

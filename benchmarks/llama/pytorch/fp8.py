@@ -30,9 +30,6 @@ class Float8Linear(nn.Linear):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         weight = self.weight.to_local() if isinstance(self.weight, DTensor) else self.weight
-        if self.scale is not None:
-            kind = getattr(torch, low_precision.INPUTS)
-            weight = weight.view(kind) if weight.dtype == torch.uint8 else weight.to(kind)
         if not isinstance(self.weight, DTensor):
             return low_precision.gathered_product(hidden, weight, self.scale)
         # Column-wise: partial input gradients. Row-wise: partial outputs.

@@ -94,7 +94,7 @@ def distribute(
     share a mixture's experts.
     """
     if compiles:
-        compile_parts(network, position)
+        compile_parts(network, position, has_fixed_rows=expert_parallelism == 1)
     if ranks.size == 1 and policy.param_dtype == torch.float32:
         return
     kind = ranks.context.type
@@ -114,20 +114,22 @@ def distribute(
             layer.set_modules_to_forward_prefetch([following, following.mlp.experts])
 
 
-def compile_parts(network: Network, position: MeshPosition) -> None:
+def compile_parts(network: Network, position: MeshPosition, has_fixed_rows: bool) -> None:
     """Compile the layers and the loss; in layers with experts, attention and the experts' gate.
 
     A mixture waits for its row counts, which ends a graph. With tensor parallelism the logits are sharded, and their
-    loss is not compiled.
+    loss is not compiled. Training and evaluation get separate graphs with static shapes: after an evaluation with
+    another batch size, the compiler would make the batch size of training dynamic. ``has_fixed_rows``: whether the
+    experts' number of rows is the same in each step.
     """
     for layer in network.layers:
         if isinstance(layer.mlp, Mixture):
-            layer.self_attn.compile()
-            layer.mlp.experts.gate = torch.compile(layer.mlp.experts.gate, dynamic=True)  # by number of rows
+            layer.self_attn.compile(dynamic=False)
+            layer.mlp.experts.gate = torch.compile(layer.mlp.experts.gate, dynamic=False if has_fixed_rows else None)
         else:
-            layer.compile()
+            layer.compile(dynamic=False)
     if position.tensor == 1:
-        network.head.cross_entropy = torch.compile(network.head.cross_entropy)
+        network.head.cross_entropy = torch.compile(network.head.cross_entropy, dynamic=False)
 
 
 def split_products(network: Network, mesh: Any, extra_plan: Mapping[str, ParallelStyle]) -> None:

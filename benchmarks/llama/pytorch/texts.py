@@ -51,11 +51,13 @@ def write(network: Network, samples: List[np.ndarray], tokenizer: Path, ranks: R
     sample_tokens = torch.from_numpy(np.stack(samples)[:, :LENGTH].astype(np.int64)).to(ranks.context)
     length = sample_tokens.shape[1]
     prompt_length = max(1, length // 3)
-    continuations = {
-        "reference": sample_tokens,
-        "likeliest": continued(network, sample_tokens[:, :prompt_length], length, None),
-        "drawn": continued(network, sample_tokens[:, :prompt_length], length, torch.Generator().manual_seed(seed)),
-    }
+    # Compiled layers have static shapes, and would be compiled for each length.
+    with torch.compiler.set_stance("force_eager"):
+        continuations = {
+            "reference": sample_tokens,
+            "likeliest": continued(network, sample_tokens[:, :prompt_length], length, None),
+            "drawn": continued(network, sample_tokens[:, :prompt_length], length, torch.Generator().manual_seed(seed)),
+        }
     if ranks.rank:
         return
     read = tokenization.read(tokenizer)

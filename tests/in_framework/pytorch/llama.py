@@ -3,13 +3,16 @@
 import dataclasses
 import json
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
@@ -199,6 +202,34 @@ def test_activation_memory_matches_the_formula(config, changes, tolerance, ranks
     assert measured == pytest.approx(128 * config.layers * per_position, rel=tolerance)
 
 
+@pytest.mark.parametrize("config", [CONFIG, GPT_OSS])
+def test_training_after_an_evaluation_has_static_shapes(config, monkeypatch):
+    inputs = []
+    backend = {"backend": lambda graph, values: inputs.append(values) or graph}
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, **backend))
+    network = Network(config.shape(VOCABULARY), loss_rows=config.loss_rows)
+    parallel.compile_parts(network, SimpleNamespace(tensor=1), has_fixed_rows=True)
+    tokens, positions = torch.zeros(2, 32, dtype=torch.int64), torch.arange(32)
+    with torch.no_grad():
+        network(tokens[:1], tokens[:1], positions)
+    evaluated = len(inputs)
+    network(tokens, tokens, positions).backward()
+    assert 0 < evaluated < len(inputs)
+    assert all(isinstance(value, torch.Tensor) for values in inputs for value in values)
+
+
+def test_no_copy_of_a_frozen_weight_is_kept_for_the_backward_pass():
+    layer = fp8.Float8Linear(32, 16, bias=False)
+    layer.weight = nn.Parameter(torch.ones(16, 32).to(torch.float8_e4m3fn).bfloat16(), requires_grad=False)
+    layer.scale = torch.ones(())
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        output = layer(torch.ones(48, 32, dtype=torch.bfloat16, requires_grad=True))
+    assert output.sum().item() == 16 * 32 * 48
+    assert [tensor.data_ptr() == layer.weight.data_ptr() for tensor in kept if tensor.shape == (16, 32)] == [True]
+
+
 # The published gpt-oss-20b has 20,914,757,184 with biases, sinks and 201,088 entries, and without norms of queries and
 # keys.
 @pytest.mark.parametrize(
@@ -281,6 +312,31 @@ def test_a_kernel_that_this_device_lacks_is_not_chosen():
     measured = (attention.OPERATOR, candidates, torch.device("cpu"), torch.bfloat16, sizes, kernels.seconds)
     name, timings = kernels.fastest_correct(*measured)
     assert name == "default" and "No viable backend" in timings
+
+
+def test_windowed_flash_attention_on_a_gpu_has_the_window_in_both_passes():
+    # Without a GPU, only the arguments and shapes of the kernels are checked
+    inputs = [
+        torch.empty(2, heads, 16, 64, dtype=torch.bfloat16, device="meta", requires_grad=True) for heads in (4, 2, 2)
+    ]
+    with FlashCalls() as calls:
+        attn_out = attention.windowed(5, *inputs)
+        gradients = torch.autograd.grad(attn_out, inputs, torch.empty_like(attn_out))
+    assert calls.options == [{"window_size_left": 4, "window_size_right": 0}] * 2
+    assert [tuple(tensor.shape) for tensor in (attn_out, *gradients)] == [(2, 4, 16, 64)] * 2 + [(2, 2, 16, 64)] * 2
+
+
+class FlashCalls(TorchDispatchMode):
+    """Keyword arguments of the calls of flash attention, forward and backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.options = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if "_flash_attention_" in str(operator):
+            self.options.append(kwargs)
+        return operator(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("window", [0, 5])
