@@ -159,6 +159,12 @@ def micro_step(training: Training, micro_batch: MicroBatch, last: bool = True) -
     return loss.detach()
 
 
+def figures(training: Training, part: MicroBatch) -> torch.Tensor:
+    # Sums over the samples of a part, see Network.figures.
+    with pytorch.autocast(training.ranks.context, training.config.precision):
+        return training.network.figures(part)
+
+
 def evaluate(training: Training, samples: Samples, run: Run) -> Optional[Dict[str, float]]:
     # Fraction of correctly predicted masked tokens on all ranks, and other figures; None if the run must stop.
     sums = torch.zeros(5, dtype=torch.float64, device=run.ranks.context)
@@ -166,8 +172,7 @@ def evaluate(training: Training, samples: Samples, run: Run) -> Optional[Dict[st
     with closing(evaluation_input(training.config, samples, run.ranks)) as parts:
         for part in run.interruptible(parts):
             if part is not None:
-                with pytorch.autocast(training.ranks.context, training.config.precision):
-                    sums += training.network.figures(part)
+                sums += figures(training, part)
     training.network.train()
     if run.interrupted:
         return None
@@ -204,6 +209,9 @@ def warm_up(training: Training) -> None:
             for _ in range(config.warm_up_steps):
                 train_step(training, batch, 0.0)
                 stopping.progress()
+            training.network.eval()
+            figures(training, batch[0])
+            training.network.train()
 
 
 def main(argv: Optional[List[str]] = None) -> int:

@@ -29,7 +29,14 @@ from benchmarks.ssd import mlperf, schedule
 from benchmarks.ssd.flops import training_flops
 from benchmarks.ssd.pytorch import model, norms
 from benchmarks.ssd.pytorch.config import Config
-from benchmarks.ssd.pytorch.data import Batch, EvaluationInput, TrainingInput, steps_per_epoch, synthetic_batch
+from benchmarks.ssd.pytorch.data import (
+    Batch,
+    EvaluationInput,
+    TrainingInput,
+    steps_per_epoch,
+    synthetic_batch,
+    synthetic_images,
+)
 
 
 class Training:
@@ -139,6 +146,11 @@ def warm_up(training: Training) -> None:
             training.graph = Captured(once, batch, repeat)
         else:
             repeat(*batch)
+        if config.warm_up_steps:
+            training.network.eval()
+            images = synthetic_images(config, training.ranks.context, config.eval_batch_size)
+            model.detect(training.network, images, training.defaults, config)
+            training.network.train()
 
 
 def state_dict(training: Training) -> Dict[str, Any]:

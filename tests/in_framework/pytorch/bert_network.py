@@ -5,6 +5,7 @@ import dataclasses
 import math
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -221,6 +222,23 @@ def test_padded_rows_train_like_those_without_padding(attention):
         # A GEMM of more rows may add in another order.
         torch.testing.assert_close(training.network.figures(padded), training.network.figures(part), rtol=1e-6, atol=0)
     assert {len(row.rows.tokens) for row, _ in pairs} == {48, 64, 80}
+
+
+def test_warm_up_compiles_training_and_evaluation(monkeypatch):
+    graphs = []
+    backend = {"backend": lambda graph, inputs: graphs.append(graph) or graph}
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, **backend))
+    config = dataclasses.replace(CONFIG, attention="padded", warm_up_steps=1)
+    object.__setattr__(config, "compile", True)  # not accepted on a CPU
+    training = train.Training(config, 61, CPU)
+    train.warm_up(training)
+    compiled = len(graphs)
+    for part in map(micro_batch, range(4)):
+        training.micro_step(part)
+        training.network.eval()
+        train.figures(training, part)
+        training.network.train()
+    assert len(graphs) == compiled > 0
 
 
 def test_step_with_graphs_equals_the_eager_one():
