@@ -7,7 +7,7 @@ sample and the adapter: it is independent of the number of ranks, and the same a
 import json
 import math
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -35,40 +35,33 @@ class Rule(NamedTuple):
         return self.alpha / self.rank
 
 
-@torch.library.custom_op("encore::lora_dropout_mask", mutates_args=())
+def _hash(bits: torch.Tensor) -> torch.Tensor:
+    """Return MurmurHash3's finalizer (fmix32) of int32 values; int32 products wrap around."""
+    bits = (bits ^ (bits >> 16 & 0xFFFF)) * -0x7A143595  # 0x85EBCA6B
+    bits = (bits ^ (bits >> 13 & 0x7FFFF)) * -0x3D4D51CB  # 0xC2B2AE35
+    return bits ^ (bits >> 16 & 0xFFFF)
+
+
 def dropout_mask(
-    positions: torch.Tensor,
     samples: torch.Tensor,
     adapter: torch.Tensor,
+    positions: torch.Tensor,
+    features: torch.Tensor,
     seed: int,
     keep: float,
-    shape: List[int],
-    features: List[int],
-    device: torch.device,
 ) -> torch.Tensor:
-    """Return masks (samples, positions, features), True with probability ``keep``, cut from ``shape`` (length, width).
+    """Return masks (samples, positions, features), True with probability ``keep``, from the integers in the arguments.
 
-    ``positions``: int64 on ``device``, all of a sample or a part. The first argument, since a compiled graph takes an
-    operator's device from it.
-
-    ``samples`` and ``adapter``: int64 on the CPU. As integers they would be constants of a compiled graph, which would
-    be recompiled for every step and layer. ``features``: the range of this rank. An operator, because torch.compile
-    does not trace generators.
+    A hash instead of a generator: a rank draws its part only, and torch.compile fuses it with the product. ``adapter``
+    is a tensor, since an integer would be a constant of the compiled graph, which layers share.
     """
-    generator, masks = torch.Generator(device), []
-    for sample in samples.tolist():
-        generator.manual_seed(((seed * SEED_STRIDE + sample) * SEED_STRIDE + int(adapter)) % (1 << 63))
-        mask = torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(keep, generator=generator)
-        cut = mask[:, features[0] : features[1]]
-        masks.append(cut if len(positions) == len(cut) else cut.index_select(0, positions))
-    return torch.stack(masks)
-
-
-@dropout_mask.register_fake
-def _(
-    positions: Any, samples: Any, adapter: Any, seed: int, keep: float, shape: Any, features: Any, device: Any
-) -> Any:
-    return torch.empty(len(samples), len(positions), features[1] - features[0], dtype=torch.bool, device=device)
+    key = _hash(adapter.int() + 1)
+    for word in (seed, seed >> 32):
+        key = _hash(key ^ (word + (1 << 31)) % (1 << 32) - (1 << 31))
+    rows = _hash(_hash(key ^ samples.int())[:, None] ^ positions.int())
+    # The golden ratio spreads neighbouring features over all bits.
+    bits = _hash(rows[..., None] ^ features.int() * -0x61C88647)
+    return (bits & 0x7FFFFFFF) < round(keep * (1 << 31))
 
 
 NO_SAMPLES = torch.empty(0, dtype=torch.int64)
@@ -80,21 +73,16 @@ class Dropout:
     def __init__(self, rule: Rule, tensor_rank: int) -> None:
         self.rule, self.tensor_rank = rule, tensor_rank
         self.samples = NO_SAMPLES  # numbers of the samples within the run, int64
-        self.length = 0  # positions in a full sample
-        self.positions: Optional[torch.Tensor] = None  # this rank's positions within the sample
+        self.positions: Any = None  # this rank's positions within the sample, int64
 
     def of(self, hidden: torch.Tensor, adapter: torch.Tensor, width: int) -> torch.Tensor:
-        """Apply dropout to ``hidden`` (B, L, part of ``width``).
-
-        Masks are generated for the full sample; each rank uses its positions and its slice of ``width``.
-        """
+        """Apply dropout to ``hidden`` (B, L, part of ``width``)."""
         if not len(self.samples) or not self.rule.dropout:
             return hidden
         size, keep = hidden.shape[-1], 1 - self.rule.dropout
         first = self.tensor_rank * size if size < width else 0
-        shape, features = [self.length, width], [first, first + size]
-        mask = dropout_mask(self.positions, self.samples, adapter, self.rule.seed, keep, shape, features, hidden.device)
-        return hidden * mask / keep
+        features = torch.arange(first, first + size, device=hidden.device)
+        return hidden * dropout_mask(self.samples, adapter, self.positions, features, self.rule.seed, keep) / keep
 
 
 class Lora(nn.Module):
@@ -154,8 +142,12 @@ def trained(network: Network) -> Dict[str, nn.Parameter]:
 def initialize(network: Network, seed: int) -> None:
     """Initialize the down projections as peft does, uniform in +-1 / in_features ** 0.5, and the up projections to 0.
 
-    A full matrix is generated from a per-adapter seed; each rank copies its shard.
+    A full matrix is generated from a per-adapter seed; each rank copies its shard. The adapters' numbers move to the
+    device of the weights.
     """
+    for module in network.modules():
+        if isinstance(module, Lora):
+            module.number = module.number.to(local(module.down.weight).device)
     for number, (name, parameter) in enumerate(trained(network).items()):
         local_part = local(parameter)
         if ".up." in name:

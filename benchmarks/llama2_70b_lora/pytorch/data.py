@@ -1,7 +1,7 @@
 """Batches from a prepared data set, built by threads ahead of time; each group of ranks reads different samples."""
 
 from functools import lru_cache, partial
-from typing import Generator, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Generator, Iterable, Iterator, List, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ class MicroBatch(NamedTuple):
     labels: torch.Tensor  # int64 (B, L): next tokens; IGNORE_INDEX where excluded from the loss
     positions: torch.Tensor  # int64 (L,): this rank's positions within the samples
     counted: int  # labels in the loss, on all ranks that share the samples; 0 without a sample
-    samples: Tuple[int, ...]  # numbers of the samples within the run
+    samples: torch.Tensor  # int64 (B,): numbers of the samples within the run
 
 
 Batch = List[MicroBatch]  # the group's samples per step, as micro-batches
@@ -40,7 +40,7 @@ def micro_batch(tokens: np.ndarray, counts: np.ndarray, position: MeshPosition, 
     inputs = torch.from_numpy(tokens.astype(np.int64))
     label_count = int((labels != IGNORE_INDEX).sum())
     return MicroBatch(
-        inputs[:, positions], torch.from_numpy(labels)[:, positions], positions, label_count, tuple(samples)
+        inputs[:, positions], torch.from_numpy(labels)[:, positions], positions, label_count, torch.tensor(samples)
     )
 
 

@@ -73,8 +73,7 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
     """
     dropout, total = training.dropout, torch.zeros((), device=training.ranks.context)
     for part in batch:
-        dropout.samples, dropout.positions = torch.tensor(part.samples), part.positions
-        dropout.length = training.config.sequence_length
+        dropout.samples, dropout.positions = part.samples, part.positions
         with loss_context(training.position):
             loss = mean_loss(training, part) / len(batch)
             loss.backward()

@@ -504,13 +504,31 @@ def test_dropout_depends_only_on_sample_position_and_layer():
     full, part = (adapters.Dropout(RULE._replace(dropout=0.25), rank) for rank in (0, 1))
     ones, positions = torch.ones(2, 64, 32), torch.arange(64)
     for dropout, own_positions in ((full, positions), (part, positions[5:9])):
-        dropout.samples, dropout.length, dropout.positions = torch.tensor([7, 8]), 64, own_positions
+        dropout.samples, dropout.positions = torch.tensor([7, 8]), own_positions
     dropped, next_layer = full.of(ones, THIRD, 32), full.of(ones, THIRD + 1, 32)
     assert dropped.unique().tolist() == pytest.approx([0.0, 1 / 0.75])
     # 4,096 draws with fixed seeds: the standard error is 0.007.
     assert float((dropped == 0).float().mean()) == pytest.approx(0.25, abs=0.03)
     assert not torch.equal(dropped, next_layer) and not torch.equal(*dropped)
     assert torch.equal(part.of(ones[:, 5:9, 16:], THIRD, 32), dropped[:, 5:9, 16:])
+
+
+def test_dropout_masks_are_independent():
+    # Over samples, adapters, seeds, positions and features; the standard error of a correlation of 2 ** 16 draws is
+    # 0.004.
+    samples, positions, features = torch.tensor([0, 1, 2, 1 << 20]), torch.arange(256), torch.arange(256)
+    masks = [
+        adapters.dropout_mask(samples, torch.tensor(number), positions, features, seed, 0.9)
+        for seed in (0, 1, 1 << 32)
+        for number in (0, 1, 159)
+    ]
+    centred = (torch.cat(masks).float() - 0.9) / 0.3
+    assert centred.mean().abs() < 0.003
+    products = centred.flatten(1) @ centred.flatten(1).t() / (1 << 16)
+    assert products.fill_diagonal_(0).abs().max() < 0.02
+    for shift in (1, 2, 64):
+        for axis in (1, 2):
+            assert (centred * centred.roll(shift, axis)).mean((1, 2)).abs().max() < 0.02
 
 
 def test_only_adapters_train_with_dropout_and_resume(ranks, together):
