@@ -12,7 +12,8 @@ def memory_format(layout: str) -> torch.memory_format:
 
 
 def statistics(network: nn.Module) -> List[torch.Tensor]:
-    return list(network.buffers())
+    """Return the running means and variances, without the step counts of nn.SyncBatchNorm."""
+    return [buffer for buffer in network.buffers() if buffer.is_floating_point()]
 
 
 @torch.no_grad()

@@ -73,8 +73,12 @@ def norm_of(group: Optional[Any], device: torch.device) -> Norm:
             norm = nn.SyncBatchNorm(channels, process_group=group)
         else:
             norm = GroupBatchNorm(channels, group)
-        # Only an average without momentum needs this count, which costs a kernel per layer and step.
-        norm.num_batches_tracked = None
+        # Only an average without momentum needs this count, which costs a kernel per layer and step. SyncBatchNorm
+        # requires it in training; non-persistent, so that checkpoints are the same on all devices.
+        if isinstance(norm, nn.SyncBatchNorm):
+            norm.register_buffer("num_batches_tracked", norm.num_batches_tracked, persistent=False)
+        else:
+            norm.num_batches_tracked = None
         return norm
 
     return make

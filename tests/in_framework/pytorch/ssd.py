@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import networks
 from benchmarks.detection.annotations import open_data
 from benchmarks.detection.pytorch.boxes import decode
 from benchmarks.ssd import prepare
@@ -94,6 +95,16 @@ def test_network_has_the_submitted_sizes():
     # torchvision's ResNet-34 without its fourth stage (13,114,368) and last layer (513,000), and 64 x 49 weights more.
     backbone = sum(parameter.numel() for parameter in network.backbone.parameters())
     assert backbone == 21_797_672 - 13_114_368 - 513_000 + 3136
+
+
+def test_batch_norm_over_groups_on_a_gpu_has_the_checkpoint_of_a_cpu():
+    # Without a process group, SyncBatchNorm computes the plain layer, also on a CPU.
+    plain, group = PLAIN(8), norms.norm_of(object(), torch.device("cuda"))(8)
+    assert isinstance(group, torch.nn.SyncBatchNorm) and group.training
+    x = torch.from_numpy(waves(4, 8, 3, 3)).float()
+    torch.testing.assert_close(group(x), plain(x), rtol=0, atol=0)
+    torch.testing.assert_close(group.state_dict(), plain.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(networks.statistics(group), [plain.running_mean, plain.running_var], rtol=0, atol=0)
 
 
 def losses_of(rates=(0.01,) * 6, rate=0.0, **changes):
