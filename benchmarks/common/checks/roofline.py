@@ -36,6 +36,7 @@ PLAIN: Dict[str, List[Any]] = {
     "cuda_graph": [False],
     "kernels": ["plain"],
     "fp8": ["none"],
+    "fused_relu": [False],  # FlopCounterMode does not count aten._addmm_activation
     "split_optimizer": [False],
 }
 REPEATS = 5

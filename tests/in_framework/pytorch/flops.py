@@ -11,8 +11,9 @@ from benchmarks.bert.pytorch import model as bert
 from benchmarks.bert.pytorch.config import Config as BertConfig
 from benchmarks.bert_squad.pytorch import model as squad
 from benchmarks.bert_squad.pytorch.config import Config as SquadConfig
-from benchmarks.common.checks import kernel_table, measured_peaks, step_cost
+from benchmarks.common.checks import kernel_table, measured_peaks, roofline, step_cost
 from benchmarks.dlrm.pytorch.bench import PlainNetwork as Dlrm
+from benchmarks.dlrm.pytorch.config import Config as DlrmConfig
 from benchmarks.gnmt.pytorch import attention
 from benchmarks.language import flops as bert_flops
 from benchmarks.language.pytorch.encoder import Rows, shape_of
@@ -170,6 +171,11 @@ def test_peaks_are_measured():
     peaks = measured_peaks.bytes_per_second(CPU, elements=1 << 16, seconds=0.01)
     assert sorted(peaks) == ["copy", "triad"]
     assert min(*peaks.values(), measured_peaks.flops_per_second(CPU, "fp32", n=256, seconds=0.01)) > 1e8
+
+
+def test_steps_are_counted_without_operators_of_unknown_count():
+    counted = DlrmConfig(kernels="plain", fused_relu=False, cuda_graph=False)
+    assert roofline.plain(DlrmConfig(kernels="auto", fused_relu=True, cuda_graph=True)) == counted
 
 
 def test_shares_of_the_classes_add_up_and_a_trace_has_types(tmp_path):
