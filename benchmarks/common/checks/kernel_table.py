@@ -21,13 +21,28 @@ CLASSES: Tuple[Tuple[str, str], ...] = (
     ("communication", r"nccl|all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|c10d|gloo"),
     ("attention", r"flash|fmha|scaled_dot_product|attention"),
     ("convolutions", r"conv|s\d+cudnn|wgrad|dgrad|winograd|implicit_?gemm|im2col|fprop"),
-    ("normalisation", r"batch_?norm|layer_?norm|group_?norm|rms_?norm|\bbn_|_bn_|::norm|\bnorm_|welford"),
-    ("matrix products", r"gemm|cutlass|xmma|::(add)?(b)?mm\b|baddbmm|::linear|matmul|nvjet|cublas|rnn|lstm|splitk"),
-    ("copies", r"memcpy|memset|copy|clone|contiguous|nchwtonhwc|nhwctonchw|transpose|catarray|::cat\b|::stack|_to\b"),
-    ("boxes and masks", r"\bnms|roi_?align|\balign_(for|back)ward|match_boxes|overlap_bits|most_of_objects|draw_masks"),
+    (
+        "normalisation",
+        r"batch_?norm|layer_?norm|group_?norm|rms_?norm|\bbn_|_bn_|::norm|\bnorm_|\bjoin_(for|back)ward|welford",
+    ),
+    (
+        "matrix products",
+        r"gemm|cutlass|xmma|::(add)?(b)?mm\b|baddbmm|::linear|matmul|nvjet|cublas|rnn|lstm|splitk"
+        r"|\binteraction_(for|back)ward",
+    ),
+    (
+        "copies",
+        r"memcpy|memset|copy|clone|contiguous|nchwtonhwc|nhwctonchw|transpose|catarray|::cat\b|::stack|_to\b"
+        r"|\bcast_tile",
+    ),
+    (
+        "boxes and masks",
+        r"\bnms|roi_?align|\balign_(for|back)ward|match_boxes|overlap_bits|\bgreedy\b|best_overlaps|draw_masks",
+    ),
     (
         "indexing",
-        r"embedding|compute_grad_weight|index|gather|scatter|sort|topk|nonzero|masked_select|unique|searchsorted|radix|scan",
+        r"embedding|compute_grad_weight|index|gather|scatter|sort|topk|nonzero|masked_select|unique|searchsorted|radix"
+        r"|scan|\bdraw_samples",
     ),
     (
         "elementwise",
@@ -95,7 +110,9 @@ def _by_kernel(profiler: Any, device: torch.device) -> Dict[str, Tuple[float, in
     totals: Dict[str, Tuple[float, int]] = defaultdict(lambda: (0.0, 0))
     if device.type == "cuda":
         for event in profiler.events():
-            if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("ProfilerStep"):
+            # Annotations on the device's timeline (record_function, ProfilerStep) contain kernels.
+            is_annotation = getattr(event, "is_user_annotation", False) or event.name.startswith("ProfilerStep")
+            if event.device_type == torch.autograd.DeviceType.CUDA and not is_annotation:
                 seconds, calls = totals[event.name]
                 totals[event.name] = (seconds + event.time_range.elapsed_us() / 1e6, calls + 1)
         return dict(totals)

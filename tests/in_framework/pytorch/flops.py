@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -193,3 +195,22 @@ def test_kernels_are_classified_by_their_names():
     # The first ones are kernels that the study prints.
     names = json.loads(Path("tests/samples/kernel_names.json").read_text(encoding="utf-8"))
     assert {name: kernel_table.class_of(name) for name in names} == names
+    sources = [path.read_text(encoding="utf-8") for path in Path("benchmarks").glob("*/pytorch/kernels.py")]
+    triton = re.findall(r"^@triton\.jit.*\ndef ([a-z]\w+)\(", "\n".join(sources), re.MULTILINE)
+    assert triton and [name for name in triton if kernel_table.class_of(name) == kernel_table.OTHER] == []
+
+
+def test_kernels_of_a_gpu_are_counted_without_annotations():
+    kinds = torch.autograd.DeviceType
+    events = [
+        SimpleNamespace(name=name, device_type=kind, time_range=SimpleNamespace(elapsed_us=lambda: 2.0), **annotation)
+        for name, kind, annotation in (
+            ("gemm", kinds.CUDA, {}),
+            ("gemm", kinds.CUDA, {"is_user_annotation": False}),
+            ("Optimizer.step#SGD.step", kinds.CUDA, {"is_user_annotation": True}),
+            ("ProfilerStep*", kinds.CUDA, {}),
+            ("aten::mm", kinds.CPU, {}),
+        )
+    ]
+    profiler = SimpleNamespace(events=lambda: events)
+    assert kernel_table._by_kernel(profiler, torch.device("cuda")) == {"gemm": (pytest.approx(4e-6), 2)}
