@@ -24,25 +24,34 @@ SUMMING = 512
 
 
 @triton.jit
+def _channels_and_share(channels, CHANNELS: tl.constexpr):
+    # This program's channels and its share of the pixels: one grid axis, since the others are limited to 65,535
+    # programs. Programs of the same pixels are adjacent.
+    blocks = tl.cdiv(channels, CHANNELS)
+    channel = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
+    return channel, tl.program_id(0) // blocks
+
+
+@triton.jit
 def norm_statistics(
     images, shift, sums, squares, pixels, channels, shares, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Sum x - shift and (x - shift) ** 2 per channel over this program's pixels; ``shift`` is close to the mean, to
     avoid cancellation.
     """
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    channel, share = _channels_and_share(channels, CHANNELS)
     exists = channel < channels
     centre = tl.load(shift + channel, mask=exists, other=0.0)[None, :]
     total = tl.zeros([CHANNELS], tl.float32)
     square = tl.zeros([CHANNELS], tl.float32)
-    for block in range(tl.program_id(1), tl.cdiv(pixels, PIXELS), shares):
+    for block in range(share, tl.cdiv(pixels, PIXELS), shares):
         pixel = tl.zeros([PIXELS], tl.int64) + block * PIXELS + tl.arange(0, PIXELS)
         mask = (pixel < pixels)[:, None] & exists[None, :]
         values = tl.load(images + pixel[:, None] * channels + channel[None, :], mask=mask, other=0.0)
         values = tl.where(mask, values.to(tl.float32) - centre, 0.0)
         total += tl.sum(values, axis=0)
         square += tl.sum(values * values, axis=0)
-    offset = tl.program_id(1) * channels + channel
+    offset = share * channels + channel
     tl.store(sums + offset, total, mask=exists)
     tl.store(squares + offset, square, mask=exists)
 
@@ -53,9 +62,9 @@ def norm_forward(
     ADDS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """output = ReLU(images * scale + offset + shortcut)."""
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    channel, share = _channels_and_share(channels, CHANNELS)
     exists = channel < channels
-    pixel = tl.program_id(1).to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
+    pixel = share.to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
     mask = (pixel < pixels)[:, None] & exists[None, :]
     position = pixel[:, None] * channels + channel[None, :]
     factor = tl.load(scale + channel, mask=exists, other=0.0)[None, :]
@@ -77,14 +86,14 @@ def norm_gradient_sums(
 
     With a shortcut, the mask comes from ``output``, and g is stored in ``grad_shortcut``.
     """
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    channel, share = _channels_and_share(channels, CHANNELS)
     exists = channel < channels
     centre = tl.load(mean + channel, mask=exists, other=0.0)[None, :]
     factor = tl.load(scale + channel, mask=exists, other=0.0)[None, :]
     summand = tl.load(offset + channel, mask=exists, other=0.0)[None, :]
     total = tl.zeros([CHANNELS], tl.float32)
     product = tl.zeros([CHANNELS], tl.float32)
-    for block in range(tl.program_id(1), tl.cdiv(pixels, PIXELS), shares):
+    for block in range(share, tl.cdiv(pixels, PIXELS), shares):
         pixel = tl.zeros([PIXELS], tl.int64) + block * PIXELS + tl.arange(0, PIXELS)
         mask = (pixel < pixels)[:, None] & exists[None, :]
         position = pixel[:, None] * channels + channel[None, :]
@@ -99,7 +108,7 @@ def norm_gradient_sums(
             tl.store(grad_shortcut + position, upstream.to(grad_shortcut.dtype.element_ty), mask=mask)
         total += tl.sum(upstream, axis=0)
         product += tl.sum(upstream * (values - centre), axis=0)
-    at_share = tl.program_id(1) * channels + channel
+    at_share = share * channels + channel
     tl.store(sums + at_share, total, mask=exists)
     tl.store(products + at_share, product, mask=exists)
 
@@ -110,9 +119,9 @@ def norm_backward(
     MASKED: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """grad_images = scale * g + slope * images + constant; g: ``gradient``, where the output is > 0 unless MASKED."""
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    channel, share = _channels_and_share(channels, CHANNELS)
     exists = channel < channels
-    pixel = tl.program_id(1).to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
+    pixel = share.to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
     mask = (pixel < pixels)[:, None] & exists[None, :]
     position = pixel[:, None] * channels + channel[None, :]
     factor = tl.load(scale + channel, mask=exists, other=0.0)[None, :]
@@ -133,7 +142,7 @@ def norm_backward(
 def _launch(kernel: Any, shares: int, *arguments: Any, **constants: Any) -> None:
     channels = arguments[-1]
     rest = (shares,) if kernel in (norm_statistics, norm_gradient_sums) else ()
-    grid = (triton.cdiv(channels, CHANNELS), shares)
+    grid = (triton.cdiv(channels, CHANNELS) * shares,)
     sizes = {"PIXELS": PIXELS, "CHANNELS": CHANNELS, **constants}
     kernel[grid](*arguments, *rest, **sizes, num_warps=WARPS, **OPTIONS)
 

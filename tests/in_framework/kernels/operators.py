@@ -237,3 +237,24 @@ def test_norms_launch_enough_programs_for_few_channels(channels, monkeypatch):
     pixels = 400 * (56 * 56 if channels < 2048 else 7 * 7)
     norm_kernels._channel_sums(norm_kernels.norm_statistics, torch.empty(pixels, channels, device="meta"))
     assert 264 <= launched[0] * -(-channels // norm_kernels.CHANNELS) <= norm_kernels.SUMMING
+
+
+class Recorder:
+    """Stand-in for a kernel: records the grids and constants of its launches."""
+
+    def __init__(self):
+        self.grids, self.constants = [], set()
+
+    def __getitem__(self, grid):
+        self.grids.append(grid)
+        return lambda *arguments, **constants: self.constants.add(tuple(constants.items()))
+
+
+def test_grids_of_large_batches_fit_a_gpu(monkeypatch):
+    forward = Recorder()
+    monkeypatch.setattr(norm_kernels, "norm_statistics", Recorder())
+    monkeypatch.setattr(norm_kernels, "norm_forward", forward)
+    images = torch.empty(1024, 256, 56, 56, device="meta").to(memory_format=torch.channels_last)
+    norm_kernels._forward(images, None, *torch.empty(2, 256, device="meta"), 1e-5)
+    # 2 ** 31 - 1 programs along the first axis, only 65,535 along the others
+    assert forward.grids == [(1024 * 56 * 56 // norm_kernels.PIXELS * 256 // norm_kernels.CHANNELS,)]
