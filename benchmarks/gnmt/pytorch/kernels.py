@@ -23,7 +23,9 @@ def _tanh(row, other, positions, place_there, other_positions, other_there, colu
     return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * (left_rows[:, None, :] + right[None, :, :])))
 
 
-@triton.jit
+# Lengths vary between batches: do not compile kernels for 1, multiples of 16 and other lengths. The strides stay
+# specialized: one of them is 1, for wide loads.
+@triton.jit(do_not_specialize=["targets", "sources"])
 def attention_weights(
     queries, keys, vector, padding, weights, targets, sources, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     OTHERS: tl.constexpr, BLOCK: tl.constexpr,
@@ -65,7 +67,7 @@ def attention_weights(
         tl.store(out + other_positions[None, :], tl.exp(score - largest[:, None]) / total[:, None], mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_count", "other_count"])
 def attention_gradients(
     rows, others, vector, gradient, of_rows, of_vector, row_count, other_count, row_stride, other_stride,
     WIDTH: tl.constexpr, WITH_VECTOR: tl.constexpr, ROWS: tl.constexpr, OTHERS: tl.constexpr, BLOCK: tl.constexpr,

@@ -11,6 +11,7 @@ from triton.runtime import interpreter
 from benchmarks.common.checks import compare_kernels
 from benchmarks.common.run import choices
 from benchmarks.common.torch import kernels
+from benchmarks.detection.pytorch import kernels as detection_kernels
 from benchmarks.dlrm.pytorch import operators
 from benchmarks.gnmt.pytorch import operators as gnmt_operators
 from benchmarks.language.pytorch import kernels as language_kernels
@@ -258,3 +259,13 @@ def test_grids_of_large_batches_fit_a_gpu(monkeypatch):
     norm_kernels._forward(images, None, *torch.empty(2, 256, device="meta"), 1e-5)
     # 2 ** 31 - 1 programs along the first axis, only 65,535 along the others
     assert forward.grids == [(1024 * 56 * 56 // norm_kernels.PIXELS * 256 // norm_kernels.CHANNELS,)]
+
+
+def test_groups_of_any_size_need_few_compiled_kernels(monkeypatch):
+    overlap_bits, greedy = Recorder(), Recorder()
+    monkeypatch.setattr(detection_kernels, "overlap_bits", overlap_bits)
+    monkeypatch.setattr(detection_kernels, "greedy", greedy)
+    for count in range(1, 2001):
+        detection_kernels.nms_mask(torch.empty(3, count, 4), torch.ones(3, count, dtype=torch.bool), 0.5)
+    # For up to 256, 512, 1,024 and 2,048 boxes
+    assert (len(overlap_bits.constants), len(greedy.constants)) == (1, 4)
