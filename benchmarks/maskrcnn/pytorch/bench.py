@@ -23,7 +23,7 @@ from benchmarks.detection.pytorch.boxes import DetectedBoxes
 from benchmarks.maskrcnn.flops import training_flops
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import Batch, EvaluationBatch, Orders, evaluation_input, training_input
-from benchmarks.maskrcnn.pytorch.evaluation import to_detections
+from benchmarks.maskrcnn.pytorch.evaluation import no_cudnn_benchmark, to_detections
 from benchmarks.maskrcnn.pytorch.model import Model
 from benchmarks.maskrcnn.pytorch.operators import OperatorSet
 from benchmarks.maskrcnn.pytorch.train import build, train_step
@@ -71,6 +71,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     def step(batch: Batch) -> torch.Tensor:
         return train_step(training, batch, Rates(RATE, RATE))
 
+    @no_cudnn_benchmark()
     def evaluated() -> None:
         batch = next(again)
         detected, masks = training.model.detect(batch.images, batch.sizes)

@@ -1,6 +1,7 @@
 """Mask R-CNN's network: precisions, shapes, memory of graphs, trained weights, and objects in resized images."""
 
 import dataclasses
+from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,8 @@ import torch
 from torch.nn import functional
 
 from benchmarks.detection.pytorch.boxes import DetectedBoxes
-from benchmarks.maskrcnn.pytorch import backbone, config, data, evaluation, operators
+from benchmarks.maskrcnn import prepare
+from benchmarks.maskrcnn.pytorch import backbone, bench, config, data, evaluation, model, operators
 from benchmarks.maskrcnn.pytorch.train import MAX_EDGES, build, train_step
 from benchmarks.maskrcnn.schedule import Rates
 from tests.in_framework.torch_checks import CPU
@@ -89,6 +91,21 @@ def test_weights_and_biases_have_different_rates():
         train_step(training, noise(), rates)
         pairs = list(zip(fresh.network.parameters(), training.network.parameters(), strict=True))
         assert {old.dim() == 1 for old, weight in pairs if not torch.equal(old, weight)} == {moved}
+
+
+def test_evaluation_is_measured_without_autotuning(tmp_path, monkeypatch):
+    assert prepare.main(["-o", str(tmp_path / "data"), "--scenes", "12", "--workers", "1"]) == 0
+    detect, autotuned = model.Model.detect, []
+
+    def record(*given):
+        autotuned.append(torch.backends.cudnn.benchmark)
+        return detect(*given)
+
+    monkeypatch.setattr(model.Model, "detect", record)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    with closing(bench.prepare(CONFIG, CPU, tmp_path / "data")) as subject:
+        subject.loops["evaluation"](2)
+    assert autotuned == [False] * 2 and torch.backends.cudnn.benchmark
 
 
 # -- backbone ---------------------------------------------------------------------------------------------
