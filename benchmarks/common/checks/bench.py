@@ -1,7 +1,7 @@
 """Measure a training step and a bare loop in the same run, for any framework.
 
 ``bench.py`` of a benchmark defines the loops as a :class:`Subject`; the step is ``train_step`` of its ``train.py``.
-The loops take turns for several repeats; the median is reported.
+The loops take turns for several repeats, in alternating order; the median is reported.
 """
 
 import argparse
@@ -101,7 +101,8 @@ def measure(
             print(f"failed: {titles[name]}", file=sys.stderr)
             raise
     for number in range(repeats):
-        for name, loop in loops.items():
+        # Turns alternate their order: the speed of the machine drifts within a turn too.
+        for name, loop in list(loops.items())[:: -1 if number % 2 else 1]:
             if name == "input":
                 loop(min(READ_AHEAD, steps))  # otherwise a short measurement would use prefetched batches
             synchronize()
@@ -115,7 +116,7 @@ def measure(
         print(f"measurement {number + 1} of {repeats} done", file=sys.stderr)
     measured: Dict[str, Dict[str, Any]] = {}
     for name, values in speeds.items():
-        # Compare with the loop of the same turn: the speed of the machine drifts.
+        # Compare with the loop of the same turn.
         against = speeds.get(subject.against.get(name, "bare"), [])
         ratios = [value / base for value, base in zip(values, against)]
         measured[name] = {
