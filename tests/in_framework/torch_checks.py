@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.common.run.ranks import Ranks
 
@@ -95,3 +96,16 @@ def assert_precisions_train(losses_of: Any, **tolerances: float) -> None:
     assert expected[-1] < 0.8 * expected[0]
     for precision, tolerance in tolerances.items():
         assert expected != losses_of(precision) == pytest.approx(expected, rel=tolerance), precision
+
+
+class FlashCalls(TorchDispatchMode):
+    """Positional and keyword arguments of the calls of flash attention, forward and backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if "_flash_attention_" in str(operator):
+            self.found.append((args, kwargs))
+        return operator(*args, **(kwargs or {}))

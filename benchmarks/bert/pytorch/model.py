@@ -58,7 +58,7 @@ class Network(nn.Module):
             (mlm_logits.argmax(-1) == batch.labels).sum(),
             functional.cross_entropy(mlm_logits.float(), batch.labels, reduction="sum"),
             (follows.argmax(-1) == batch.next).sum(),
-            torch.tensor(len(batch.next), device=mlm_logits.device),
+            batch.next.new_full((), len(batch.next)),
             (batch.labels != NO_WORD).sum(),
         ]
         return torch.stack([figure.double() for figure in figures])

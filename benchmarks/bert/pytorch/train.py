@@ -159,7 +159,7 @@ def micro_step(training: Training, micro_batch: MicroBatch, last: bool = True) -
     return loss.detach()
 
 
-def figures(training: Training, part: MicroBatch) -> torch.Tensor:
+def evaluation_sums(training: Training, part: MicroBatch) -> torch.Tensor:
     # Sums over the samples of a part, see Network.figures.
     with pytorch.autocast(training.ranks.context, training.config.precision):
         return training.network.figures(part)
@@ -172,7 +172,7 @@ def evaluate(training: Training, samples: Samples, run: Run) -> Optional[Dict[st
     with closing(evaluation_input(training.config, samples, run.ranks)) as parts:
         for part in run.interruptible(parts):
             if part is not None:
-                sums += figures(training, part)
+                sums += evaluation_sums(training, part)
     training.network.train()
     if run.interrupted:
         return None
@@ -191,7 +191,7 @@ def warm_up(training: Training) -> None:
     with dry_run(training.optimizer, training.ranks):
         if config.compile and (config.cuda_graph or config.warm_up_steps):
             example = synthetic_batch(config, training.vocabulary, training.ranks)[0]
-            capabilities.compile_in_turns(lambda: training.micro_step(example, False), training.ranks)
+            capabilities.compile_in_turns(partial(compile_layers, training, example), training.ranks)
             training.optimizer.gradients.zero_()
         if config.cuda_graph:
             # Ranks may replay or run eagerly in the same step: gradients are therefore reduced outside the graph.
@@ -209,9 +209,19 @@ def warm_up(training: Training) -> None:
             for _ in range(config.warm_up_steps):
                 train_step(training, batch, 0.0)
                 stopping.progress()
-            training.network.eval()
-            figures(training, batch[0])
-            training.network.train()
+            warm_up_evaluation(training, batch[0])
+
+
+def warm_up_evaluation(training: Training, part: MicroBatch) -> None:
+    training.network.eval()
+    evaluation_sums(training, part)
+    training.network.train()
+
+
+def compile_layers(training: Training, part: MicroBatch) -> None:
+    # Both graphs: for training and for evaluation.
+    training.micro_step(part, False)
+    warm_up_evaluation(training, part)
 
 
 def main(argv: Optional[List[str]] = None) -> int:

@@ -158,8 +158,9 @@ def warm_up(training: Training) -> None:
         for _ in range(config.warm_up_steps):
             train_step(training, batch, 0.0)
             stopping.progress()
-    if config.warm_up_steps:
-        without_correction(training.optimizer.inner)
+        if config.warm_up_steps:
+            logits(training, batch)
+    without_correction(training.optimizer.inner)
 
 
 def weights_file(config: Config, folder: Path) -> Optional[Path]:

@@ -101,7 +101,7 @@ def measure(
             print(f"failed: {titles[name]}", file=sys.stderr)
             raise
     for number in range(repeats):
-        # Turns alternate their order: the speed of the machine drifts within a turn too.
+        # Alternate the order: the speed of the machine also drifts during a turn.
         for name, loop in list(loops.items())[:: -1 if number % 2 else 1]:
             if name == "input":
                 loop(min(READ_AHEAD, steps))  # otherwise a short measurement would use prefetched batches

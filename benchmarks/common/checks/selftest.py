@@ -177,6 +177,7 @@ def variants(suite: Suite, base: Mapping[str, Any]) -> Dict[str, Tuple[Dict[str,
 NEEDED: Mapping[str, Mapping[str, Any]] = {
     "fp8=scaled_mm": {"precision": "bf16"},
     "attention=cudnn": {"precision": "bf16"},
+    "attention=flash": {"precision": "bf16"},
 }
 
 

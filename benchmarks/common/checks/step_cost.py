@@ -71,12 +71,40 @@ def count(call: Callable[[], Any]) -> Cost:
 
 def _more_counts() -> Dict[Any, Callable[..., int]]:
     name = "_scaled_dot_product_flash_attention_for_cpu"
-    counts: Dict[str, Callable[..., int]] = {name: _attention_forward, f"{name}_backward": _attention_backward}
+    counts: Dict[str, Callable[..., int]] = {
+        name: _attention_forward,
+        f"{name}_backward": _attention_backward,
+        "_flash_attention_forward": _flash_count("_flash_attention_forward", 0),
+        "_flash_attention_backward": _flash_count("_flash_attention_backward", 1),
+    }
     return {
         getattr(torch.ops.aten, operator): count
         for operator, count in counts.items()
         if hasattr(torch.ops.aten, operator)
     }
+
+
+def _flash_count(name: str, first: int) -> Callable[..., int]:
+    """Return PyTorch's count with the kernel's layout (batch, length, heads, width) and window.
+
+    PyTorch's formula reads dense inputs as (batch, heads, length, width), and ignores windows. ``first``: index of the
+    queries, before keys and values.
+    """
+
+    def count(*arguments: Any, **options: Any) -> int:
+        changed, window = list(arguments), options.get("window_size_left")
+        if changed[first].dim() == 4:
+            changed = [tensor.transpose(1, 2) if _is_dense(tensor) else tensor for tensor in changed]
+            if window is not None:
+                changed[first + 1 : first + 3] = [keys[:, :, : window + 1] for keys in changed[first + 1 : first + 3]]
+        return int(flop_registry[getattr(torch.ops.aten, name)](*changed, **options))
+
+    count._get_raw = True  # type: ignore[attr-defined]  # takes tensors instead of shapes
+    return count
+
+
+def _is_dense(argument: Any) -> bool:
+    return isinstance(argument, torch.Tensor) and argument.dim() == 4
 
 
 # Count two products of shapes (batch, heads, length, width).

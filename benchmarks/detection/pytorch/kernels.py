@@ -9,10 +9,10 @@ import triton.language as tl
 from benchmarks.common.torch.kernels import OPTIONS, Specification, power_of_two
 
 BITS = 32  # boxes per word, and rows per program
-LEAST_WORDS = 8  # for all groups of up to 256 boxes
+MIN_WORDS = 8  # for all groups of up to 256 boxes
 WARPS = 1
 # Group sizes vary between batches: do not compile kernels for 1, multiples of 16 and other sizes.
-SIZES = ["count", "words_per_row"]
+UNSPECIALIZED = ["count", "words_per_row"]
 
 
 @triton.jit
@@ -25,7 +25,7 @@ def _corners(boxes, mask):
     return x0, y0, x1, y1
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def overlap_bits(boxes, bits, count, words_per_row, factor, BITS: tl.constexpr):
     """Set bits[group, i, w]: which boxes of word w overlap box i of the group. Words before i's word are not set."""
     group = tl.program_id(0).to(tl.int64)
@@ -47,7 +47,7 @@ def overlap_bits(boxes, bits, count, words_per_row, factor, BITS: tl.constexpr):
         tl.store(bits + (group * count + row) * words_per_row + word, packed, mask=has_row)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def greedy(bits, alive, keep, count, words_per_row, WORDS: tl.constexpr, BITS: tl.constexpr):
     """Process a group box by box: keep boxes that are alive and not removed, and remove the boxes that they overlap."""
     group = tl.program_id(0).to(tl.int64)
@@ -75,7 +75,7 @@ def nms_mask(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torc
         boxes.float().contiguous(), bits, count, words_per_row, factor, BITS=BITS, num_warps=WARPS, **OPTIONS
     )
     greedy[(groups,)](
-        bits, alive.to(torch.uint8), keep, count, words_per_row, WORDS=power_of_two(words_per_row, LEAST_WORDS),
+        bits, alive.to(torch.uint8), keep, count, words_per_row, WORDS=power_of_two(words_per_row, MIN_WORDS),
         BITS=BITS, num_warps=WARPS, **OPTIONS,
     )  # fmt: skip
     return keep.bool()

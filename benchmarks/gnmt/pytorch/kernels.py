@@ -23,8 +23,7 @@ def _tanh(row, other, positions, place_there, other_positions, other_there, colu
     return 1.0 - 2.0 / (1.0 + tl.exp(2.0 * (left_rows[:, None, :] + right[None, :, :])))
 
 
-# Lengths vary between batches: do not compile kernels for 1, multiples of 16 and other lengths. The strides stay
-# specialized: one of them is 1, for wide loads.
+# Lengths vary between batches: do not compile kernels for 1, multiples of 16 and other lengths.
 @triton.jit(do_not_specialize=["targets", "sources"])
 def attention_weights(
     queries, keys, vector, padding, weights, targets, sources, WIDTH: tl.constexpr, ROWS: tl.constexpr,
@@ -69,10 +68,12 @@ def attention_weights(
 
 @triton.jit(do_not_specialize=["row_count", "other_count"])
 def attention_gradients(
-    rows, others, vector, gradient, of_rows, of_vector, row_count, other_count, row_stride, other_stride,
-    WIDTH: tl.constexpr, WITH_VECTOR: tl.constexpr, ROWS: tl.constexpr, OTHERS: tl.constexpr, BLOCK: tl.constexpr,
+    rows, others, vector, gradient, of_rows, of_vector, row_count, other_count, WIDTH: tl.constexpr,
+    WITH_VECTOR: tl.constexpr, ROWS: tl.constexpr, OTHERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # A tile in a sentence, queries over all keys or keys over all queries: d tanh = 1 - tanh ** 2.
+    # A tile in a sentence, queries over all keys (WITH_VECTOR) or keys over all queries: d tanh = 1 - tanh ** 2.
+    row_stride = other_count if WITH_VECTOR else 1  # of ``gradient`` (queries, keys)
+    other_stride = 1 if WITH_VECTOR else row_count
     sentence = tl.program_id(0).to(tl.int64)
     positions = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     place_there = positions < row_count
@@ -128,8 +129,8 @@ class _Weights(torch.autograd.Function):
         # Reduce over programs in fp32 in a fixed order.
         of_vector = queries.new_empty(sentences, triton.cdiv(targets, ROWS), width, dtype=torch.float32)
         launches = (
-            (queries, keys, of_queries, (targets, sources, sources, 1), True),
-            (keys, queries, of_keys, (sources, targets, 1, sources), False),
+            (queries, keys, of_queries, (targets, sources), True),
+            (keys, queries, of_keys, (sources, targets), False),
         )
         for rows, other_side, of_rows, sizes, with_vector in launches:
             attention_gradients[(sentences, triton.cdiv(sizes[0], ROWS), triton.cdiv(width, BLOCK))](
@@ -154,8 +155,6 @@ def specifications() -> List[Specification]:
         for name in ("queries", "keys"):
             pointers = {"rows": f"*{dtype}", "others": f"*{dtype}", "vector": f"*{dtype}", "gradient": "*fp32"}
             results = {"of_rows": f"*{dtype}", "of_vector": "*fp32", "row_count": "i32", "other_count": "i32"}
-            steps = ("i32", 1) if name == "queries" else (1, "i32")
-            strides = {"row_stride": steps[0], "other_stride": steps[1], "WITH_VECTOR": name == "queries"}
-            arguments = {**pointers, **results, **strides, **constants}
+            arguments = {**pointers, **results, "WITH_VECTOR": name == "queries", **constants}
             specs.append(Specification(attention_gradients, f"{dtype}, of {name}", arguments, WARPS))
     return specs

@@ -66,8 +66,9 @@ def build(config: Config, vocabulary_size: int, ranks: Ranks, saved: Mapping[str
 
 def warm_up(training: Training) -> None:
     # Allocate the memory of the largest batch, as in the submissions, and open connections; restores the state.
-    config = training.config
-    batch = synthetic_batch(training.words, config.batch_size, config.max_length_train, training.ranks)
+    config, multiple = training.config, shape(training.config).multiple
+    length = -(-config.max_length_train // multiple) * multiple
+    batch = synthetic_batch(training.words, config.batch_size, length, training.ranks)
     with dry_run(training.optimizer, training.ranks):
         for _ in range(config.warm_up_steps):
             train_step(training, batch, 0.0)

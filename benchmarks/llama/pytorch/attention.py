@@ -1,8 +1,8 @@
 """Causal attention, optionally with a sliding window and attention sinks.
 
-Without sinks, everything uses the fused kernels of scaled_dot_product_attention. With a mask on a GPU, only cuDNN's
-kernel supports fewer key heads than query heads (PyTorch, sdp_utils.cpp); therefore keys and values are repeated if a
-mask is used.
+Without sinks and windows, the fused kernels of scaled_dot_product_attention are used. With a mask on a GPU, only
+cuDNN's kernel supports fewer key heads than query heads (PyTorch, sdp_utils.cpp); therefore keys and values are
+repeated if a mask is used.
 """
 
 from functools import partial

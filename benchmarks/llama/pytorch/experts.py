@@ -18,7 +18,7 @@ from benchmarks.llama.shapes import Shape
 LIMIT, STEEPNESS = 7.0, 1.702  # of gpt-oss's gate
 
 
-# Gates of (..., 2 * inner width), gate and up in turn, to (..., inner width).
+# Gates with interleaved gate and up columns: (..., 2 * inner width) to (..., inner width).
 def silu(gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.unflatten(-1, (-1, 2)).unbind(-1)
     return functional.silu(gate) * up
@@ -158,8 +158,8 @@ class Mixture(nn.Module):
         send_counts, receive_counts = torch.stack((counts, receive_rows)).view(2, size, -1).sum(-1).tolist()
         received = Exchanged.apply(rows, send_counts, receive_counts, self.group)
         # Rows arrive rank by rank, sorted by expert per rank.
-        of_rank = torch.arange(len(counts) // size, device=rows.device)
-        experts = of_rank.repeat(size).repeat_interleave(receive_rows, output_size=len(received))
+        local_experts = torch.arange(len(counts) // size, device=rows.device)
+        experts = local_experts.repeat(size).repeat_interleave(receive_rows, output_size=len(received))
         order = experts.argsort(stable=True)
         inverse = inverse_of(order)
         done = self.experts(Reordered.apply(received, order, inverse), receive_rows.view(size, -1).sum(0))

@@ -146,11 +146,10 @@ def warm_up(training: Training) -> None:
             training.graph = Captured(once, batch, repeat)
         else:
             repeat(*batch)
-        if config.warm_up_steps:
-            training.network.eval()
-            images = synthetic_images(config, training.ranks.context, config.eval_batch_size)
-            model.detect(training.network, images, training.defaults, config)
-            training.network.train()
+        training.network.eval()
+        images = synthetic_images(config, training.ranks.context, config.eval_batch_size)
+        model.detect(training.network, images, training.defaults, config)
+        training.network.train()
 
 
 def state_dict(training: Training) -> Dict[str, Any]:

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.transformer.pytorch.config import Config
-from benchmarks.transformer.pytorch.packing import PackedAttention, Packing, padded
+from benchmarks.transformer.pytorch.packing import MAX_DENSITY, PackedAttention, Packing, padded
 from benchmarks.translation.pytorch import beam
 from benchmarks.translation.pytorch.batches import Batch, SourceBatch
 from benchmarks.translation.pytorch.loss import RowLoss, row_loss, smoothed_loss
@@ -26,9 +26,6 @@ from benchmarks.translation.vocabulary import PAD
 
 # First position of the sinusoids: after fairseq's padding index (modules/sinusoidal_positional_embedding.py).
 FIRST_POSITION = 2
-# Fraction of non-padding positions up to which packing saves more than it costs, with padding in attention; measured on
-# a CPU.
-MAX_DENSITY = 0.9
 GROWTH = 32  # positions that a full cache grows by
 
 # Booleans that broadcast to (sentences, heads, queries, keys): which keys are there; None: all.

@@ -20,6 +20,9 @@ from benchmarks.common.torch import kernels
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.translation.vocabulary import PAD
 
+# Fraction of non-padding positions up to which packing saves more than it costs, with padding in attention; measured on
+# a CPU.
+MAX_DENSITY = 0.9
 # (query, key, value, packing of the queries, packing of the keys, dropout rate, causal) -> (tokens, heads, size)
 PackedAttention = Callable[..., torch.Tensor]
 
@@ -33,7 +36,7 @@ class Packing(NamedTuple):
 
     @classmethod
     def of(cls, ids: torch.Tensor, indices: torch.Tensor) -> "Packing":
-        # ``ids`` int64 (sentences, length); ``indices`` of those that are not PAD, which would synchronize a GPU.
+        # ``ids`` int64 (sentences, length); ``indices``: positions of the tokens, whose search would synchronize a GPU.
         is_token = ids != PAD
         offsets = functional.pad(is_token.sum(1).cumsum(0), (1, 0)).int()
         return cls(indices, is_token[:, None, None], offsets)
@@ -154,24 +157,27 @@ OPERATOR = kernels.Operator(
 def choose(config: Config, ranks: Ranks) -> Optional[PackedAttention]:
     """Return ``flash`` if requested, or with attention=auto if it is correct and faster on this GPU; otherwise None.
 
-    "auto" measures a batch of the longest sentences with as much padding as batches sorted by length have, forward and
-    backward. Raises UnavailableError if flash attention is requested and does not run on all ranks.
+    "auto" measures a batch of the longest sentences, as full as batches that are packed for padded attention can be,
+    forward and backward. Raises UnavailableError if flash attention is requested and does not run on all ranks.
     """
     longest = config.max_length
     name: str = config.attention
     if name == "auto" and not config.supports_flash:
         name = "fused"
     if name in ("auto", "flash"):
-        sizes = {"sentences": config.batch_size // longest, "shortest": longest - longest // 16, "longest": longest}
-        heads = {"heads": config.heads, "size": config.width // config.heads}
+        sizes = {
+            "sentences": config.batch_size // longest,
+            "shortest": max(1, round((2 * MAX_DENSITY - 1) * longest)),  # lengths are uniformly distributed
+            "longest": longest,
+            "heads": config.heads,
+            "size": config.width // config.heads,
+        }
         candidates: Dict[str, Callable[[], Any]] = {"flash": lambda: flash}
         if name == "auto":
             candidates["fused"] = lambda: FUSED
         dtype = pytorch.DTYPES[config.precision]
         try:
-            name, timings = kernels.fastest_correct(
-                OPERATOR, candidates, ranks.context, dtype, {**sizes, **heads}, kernels.seconds
-            )
+            name, timings = kernels.fastest_correct(OPERATOR, candidates, ranks.context, dtype, sizes, kernels.seconds)
         except ValueError as problem:
             raise choices.UnavailableError(f"attention={name}: {problem}; use attention=auto") from problem
         kernels.report(ranks, [f"attention {name} ({timings})"])

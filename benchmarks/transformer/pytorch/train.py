@@ -80,8 +80,9 @@ def warm_up(training: Training) -> None:
     examples = warm_up_batches(config, training.words, training.ranks)
     with dry_run(training.optimizer, training.ranks):
         if config.compile:
-            for batch in examples:
-                capabilities.compile_in_turns(partial(_backward, training.network, batch), training.ranks)
+            capabilities.compile_in_turns(
+                lambda: [training.network.loss_sum(batch).backward() for batch in examples], training.ranks
+            )
             training.optimizer.gradients.zero_()
         for batch in examples * config.warm_up_steps:
             train_step(training, batch, 0.0)
@@ -100,11 +101,7 @@ def warm_up_batches(config: Config, words: int, ranks: Ranks) -> List[Batch]:
     ragged = lengths.clone()
     ragged[:, ::2] = 1
     examples = (lengths, ragged) if config.compile and config.packed else (lengths,)
-    return [synthetic_pairs(words, each, ranks) for each in examples]
-
-
-def _backward(network: Network, batch: Batch) -> None:
-    network.loss_sum(batch).backward()
+    return [synthetic_pairs(words, pair_lengths, ranks) for pair_lengths in examples]
 
 
 def train_step(training: Training, batch: Batch, rate: Rate) -> torch.Tensor:

@@ -166,10 +166,10 @@ def synthetic_pairs(vocabulary_size: int, lengths: torch.Tensor, ranks: Ranks) -
     generator = torch.Generator().manual_seed(1)
     sides = []
     for side in lengths:
-        position, width = torch.arange(int(side.max())), len(side)
-        tokens = torch.randint(EOS + 1, vocabulary_size, (width, len(position)), generator=generator)
+        position, count = torch.arange(int(side.max())), len(side)
+        tokens = torch.randint(EOS + 1, vocabulary_size, (count, len(position)), generator=generator)
         tokens[position >= side[:, None]] = PAD
-        tokens[torch.arange(width), side - 1] = EOS
+        tokens[torch.arange(count), side - 1] = EOS
         sides.append(tokens)
     source, target = sides
     target_in = target.where(target != EOS, PAD).roll(1, dims=1)

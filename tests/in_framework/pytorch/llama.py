@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.common.checks import step_cost
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run import choices
@@ -46,7 +46,7 @@ from tests.in_framework.splits import (
     saved_by_layers,
     share_batch,
 )
-from tests.in_framework.torch_checks import gradient_projection, projection, set_fixed_weights
+from tests.in_framework.torch_checks import FlashCalls, gradient_projection, projection, set_fixed_weights
 
 VOCABULARY = 96
 OPTIONS = {
@@ -322,21 +322,14 @@ def test_windowed_flash_attention_on_a_gpu_has_the_window_in_both_passes():
     with FlashCalls() as calls:
         attn_out = attention.windowed(5, *inputs)
         gradients = torch.autograd.grad(attn_out, inputs, torch.empty_like(attn_out))
-    assert calls.options == [{"window_size_left": 4, "window_size_right": 0}] * 2
+    assert [options for _, options in calls.found] == [{"window_size_left": 4, "window_size_right": 0}] * 2
     assert [tuple(tensor.shape) for tensor in (attn_out, *gradients)] == [(2, 4, 16, 64)] * 2 + [(2, 2, 16, 64)] * 2
 
 
-class FlashCalls(TorchDispatchMode):
-    """Keyword arguments of the calls of flash attention, forward and backward."""
-
-    def __init__(self):
-        super().__init__()
-        self.options = []
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        if "_flash_attention_" in str(operator):
-            self.options.append(kwargs)
-        return operator(*args, **(kwargs or {}))
+def test_flops_of_windowed_flash_attention():
+    inputs = [torch.empty(1, heads, 1024, 64, dtype=torch.bfloat16, device="meta") for heads in (8, 2, 2)]
+    cost = step_cost.count(lambda: attention.windowed(129, *inputs))
+    assert (cost.flops, cost.uncounted) == (4 * 8 * 1024 * 129 * 64, ())
 
 
 @pytest.mark.parametrize("window", [0, 5])

@@ -14,7 +14,7 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import files
 from benchmarks.detection.pytorch.boxes import decode, encode, overlaps
-from benchmarks.detection.pytorch.operators import CHUNK, nms
+from benchmarks.detection.pytorch.operators import BLOCK, CHUNK, nms
 from benchmarks.maskrcnn import order
 from benchmarks.maskrcnn.pytorch import backbone, evaluation, model, operators, regions, served
 from benchmarks.maskrcnn.pytorch.config import Config as MaskConfig
@@ -166,7 +166,7 @@ def boxes_of(count, phase=0.0, extent=30.0):
         (40, 0.3, [*range(0, 40, 5), *range(1, 40, 5), *range(2, 40, 5), *range(3, 40, 5), *range(4, 40, 5)]),
     ],
 )
-@pytest.mark.parametrize("chunk", CHUNK.values())
+@pytest.mark.parametrize("chunk", [CHUNK["cpu"], CHUNK["cuda"], 8 * BLOCK])
 def test_suppression_keeps_the_recorded_boxes(groups, threshold, positions, chunk, monkeypatch):
     monkeypatch.setitem(CHUNK, "cpu", chunk)
     boxes, numbers = boxes_of(40), torch.arange(40)

@@ -21,6 +21,7 @@ from benchmarks.translation.pytorch import batches, beam, loss, operators
 from benchmarks.translation.vocabulary import BOS, EOS, PAD
 from tests.in_framework.torch_checks import (
     CPU,
+    FlashCalls,
     assert_precisions_train,
     gradient_projection,
     projection,
@@ -364,7 +365,7 @@ def test_a_batch_is_translated_as_its_sentences_are():
 
 
 def by_sentence(query, key, value, rows, keys, dropout, causal):
-    # Attention of each sentence alone
+    # Attention per sentence
     lengths = [packed.offsets.diff().tolist() for packed in (rows, keys, keys)]
     sentences = zip(*(tensor.split(parts) for tensor, parts in zip((query, key, value), lengths)))
     return torch.cat(
@@ -394,10 +395,10 @@ def test_packed_rows_have_the_logits_and_gradients_of_padded_sentences():
 
 
 def test_flash_attention_is_chosen_where_it_is_correct_and_faster(monkeypatch):
-    # A CPU lacks it; its place is taken by attention of each sentence.
+    # On a CPU, attention per sentence stands in for the kernel.
     config = dataclasses.replace(TRANSFORMER_CONFIG, device="gpu", precision="bf16", batch_size=256)
     assert packing.choose(TRANSFORMER_CONFIG, CPU) is None and choices.resolved(config, {})["attention"] == "fused"
-    assert packing.choose(config, CPU) is None, "fails, as the measurement says"
+    assert packing.choose(config, CPU) is None, "flash fails on a CPU"
     with pytest.raises(choices.UnavailableError, match="attention=flash: no implementation runs on all ranks"):
         packing.choose(dataclasses.replace(config, attention="flash"), CPU)
     monkeypatch.setattr(packing, "flash", by_sentence)
@@ -410,22 +411,27 @@ def test_flash_attention_is_chosen_where_it_is_correct_and_faster(monkeypatch):
             dataclasses.replace(config, attention="flash", **changes)
 
 
-def test_flash_attention_on_a_gpu_has_the_shapes_of_its_inputs():
+def test_arguments_of_flash_attention_on_a_gpu():
     # Without a GPU, only the arguments and shapes of the kernels are checked.
     rows, keys = (
         packing.Packing(*(tensor.to("meta") for tensor in packing.Packing.of(ids, ids.nonzero()[:, 0])))
-        for ids in (sentences(9, 4), sentences(5, 8))
+        for ids in (sentences(9, 4), sentences(5, 6))
     )
     inputs = [
-        torch.empty(count, 4, 64, dtype=torch.bfloat16, device="meta", requires_grad=True) for count in (13, 13, 13)
+        torch.empty(count, 4, 64, dtype=torch.bfloat16, device="meta", requires_grad=True) for count in (13, 11, 11)
     ]
-    attn_out = packing.flash(*inputs, rows, keys, 0.1, False)
-    gradients = torch.autograd.grad(attn_out.sum(), inputs)
-    assert [tuple(tensor.shape) for tensor in (attn_out, *gradients)] == [(13, 4, 64)] * 4
+    with FlashCalls() as calls:
+        attn_out = packing.flash(*inputs, rows, keys, 0.1, False)
+        gradients = torch.autograd.grad(attn_out.sum(), inputs)
+    assert [tensor.shape for tensor in (attn_out, *gradients)] == [inputs[0].shape, *(each.shape for each in inputs)]
+    expected = [rows.offsets, keys.offsets, 9, 6, 0.1, False]
+    for (arguments, _), first in zip(calls.found, (3, 6), strict=True):
+        assert all(a is b or a == b for a, b in zip(arguments[first : first + 6], expected, strict=True))
 
 
 @pytest.mark.parametrize(("flash", "graphs"), [(False, 2), (True, 1)])
 def test_warm_up_compiles_everything_that_training_needs(flash, graphs):
+    torch._dynamo.reset()  # graphs of other tests count towards the recompile limit
     compiled = []
     config = dataclasses.replace(
         TRANSFORMER_CONFIG, device="gpu", precision="bf16", layers=1, batch_size=1024, max_length=32, compile=True
