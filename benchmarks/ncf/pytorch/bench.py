@@ -21,8 +21,7 @@ from benchmarks.ncf.flops import training_flops
 from benchmarks.ncf.pytorch import data
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.data import DataSet, Sampler
-from benchmarks.ncf.pytorch.evaluation import Candidates, gains
-from benchmarks.ncf.pytorch.train import Training, build, train_step
+from benchmarks.ncf.pytorch.train import Training, build, evaluation_step, train_step, users_per_part
 
 TITLES = {
     "bare": "plain PyTorch epoch, negatives drawn by numpy",
@@ -30,7 +29,6 @@ TITLES = {
     "input": "drawing the samples of an epoch alone",
     "evaluation": "evaluation step, users/s",
 }
-CANDIDATES = 1000  # candidates per user: the held-out item and 999 negatives, as in the submissions
 
 
 class PlainNeuMF(torch.nn.Module):
@@ -95,40 +93,22 @@ def training_epoch(training: Training) -> Callable[[], None]:
     return epoch
 
 
-def evaluation_step(training: Training, data_set: DataSet, ranks: Ranks, users: int) -> Callable[[], None]:
-    """Rank the held-out items of some users among synthetic candidates."""
-    config, count = training.config, min(users, data_set.users)
-    negatives = np.random.RandomState(0).randint(data_set.items, size=(count, CANDIDATES - 1))
-    subset = data_set._replace(users=count, test_items=data_set.test_items[:count], negatives=negatives)
-    candidates, part = Candidates(subset, config, Ranks(0, 1, 0, 1, ranks.context)), slice(0, count)
-
-    @torch.no_grad()
-    def step() -> None:
-        with pytorch.autocast(ranks.context, config.precision):
-            tables = training.network.first_layer_tables()
-            scores = training.network.score_candidates(0, part, candidates.items, tables)
-        gains(candidates.ranks_of_held_out(scores, part))
-
-    return step
-
-
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     data_set = data.load(folder, data.synthetic(manifest.read(folder), ranks.context))
     sampler = Sampler(data_set, config.batch_size, config.negatives, ranks)
     training = build(config, data_set.users, data_set.items, sampler, ranks, {})
-    users = max(1, config.eval_batch_size // CANDIDATES)
     loops = {
         "bare": bench.repeated(plain_epoch(config, data_set, ranks.context)),
         "real": bench.repeated(training_epoch(training)),
         "input": bench.repeated(sampler.draw),
-        bench.EVALUATION: bench.repeated(evaluation_step(training, data_set, ranks, users)),
+        bench.EVALUATION: bench.repeated(evaluation_step(training, data_set, ranks)),
     }
     title = (
         f"NeuMF {config.factors} + {'-'.join(map(str, config.layers))}, {data_set.users:,} users, "
         f"{data_set.items:,} items, batch {config.batch_size}, {config.precision}, one {config.device}"
     )
     flops = dict.fromkeys(("bare", "real"), sampler.samples * training_flops(config))
-    return bench.Subject(title, sampler.samples, loops, TITLES, {bench.EVALUATION: users}, flops=flops)
+    return bench.Subject(title, sampler.samples, loops, TITLES, {bench.EVALUATION: users_per_part(config)}, flops=flops)
 
 
 if __name__ == "__main__":
