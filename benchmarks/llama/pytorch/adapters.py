@@ -50,10 +50,17 @@ def dropout_mask(
     seed: int,
     keep: float,
 ) -> torch.Tensor:
-    """Return masks (samples, positions, features), True with probability ``keep``, from the integers in the arguments.
+    """Return bool masks (B, L, F), True with probability ``keep``: a hash of seed, sample, adapter, position, feature.
 
-    A hash instead of a generator: a rank draws its part only, and torch.compile fuses it with the product. ``adapter``
-    is a tensor, since an integer would be a constant of the compiled graph, which layers share.
+    Unlike with a generator, a rank computes only its part, and torch.compile fuses the mask with the product.
+
+    Args:
+        samples: int64 (B,), numbers of the samples within the run.
+        adapter: int64 (), a tensor because layers share a compiled graph, of which an integer would be a constant.
+        positions: int64 (L,), positions in a sample.
+        features: int64 (F,), features of the adapter's input.
+        seed: of the run.
+        keep: 0 to 1.
     """
     key = _hash(adapter.int() + 1)
     for word in (seed, seed >> 32):

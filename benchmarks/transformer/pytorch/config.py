@@ -103,7 +103,7 @@ class Config:
             ),
             ("device=cpu does not support compile: set compile=false", self.device == "cpu" and self.compile),
             (
-                "attention=flash requires device=gpu, packed and precision=fp16 or bf16: set attention=auto",
+                "attention=flash requires device=gpu, packed=true and precision=fp16 or bf16: set attention=auto",
                 self.attention == "flash" and not self.supports_flash,
             ),
             (
